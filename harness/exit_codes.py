@@ -8,6 +8,8 @@ may be those that an engine reads in its own way (`use`, ``--exit_codes``):
 
 import contextlib
 import enum
+import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -149,6 +151,37 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise SystemExit(code(INTERRUPTED)) from None
+
+
+def open_streams() -> None:
+    """Makes /dev/null of a standard output or error that was closed when the program started: ``command >&-``.
+
+    Python has None in its place, and the next file or socket would get its number. Call it before anything is opened.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w")  # noqa: SIM115  # it stays open as long as the program runs
+            os.set_inheritable(stream.fileno(), True)  # what the program starts has standard streams, too
+            setattr(sys, name, stream)
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """The block of a command that prints; also a decorator of its ``main``.
+
+    Where nobody reads what it prints (``command | head -1``), the program ends without a word by ``SystemExit``. Its
+    code is that of SIGPIPE, a signal that Python ignores.
+    """
+    open_streams()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes what is left once more at the end
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def parse_flags(argv: Iterable[str]) -> list[str]:

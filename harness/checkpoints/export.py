@@ -38,6 +38,7 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
         ValueError: there is no checkpoint.
         NotFoundError: it lacks some of the names; lists them, with what it has.
         InvalidArgumentError: shapes differ; lists them.
+        DataLossError: it is damaged.
     """
     reader = load_checkpoint(os.fspath(path))
     shapes = reader.get_variable_to_shape_map()

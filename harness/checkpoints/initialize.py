@@ -25,6 +25,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
 
     Raises:
         ValueError: no such checkpoint, array or variable; shapes or dtypes differ; lists all that does not fit.
+        DataLossError: the checkpoint is damaged.
     """
     reader = load_checkpoint(ckpt_dir_or_file)
     variables = {v.op.name: v for v in get_default_graph().variables()}

@@ -2,8 +2,10 @@ r"""What is in a checkpoint: `python -m harness.inspect_checkpoint DIR [--name=w
 
 DIR is a run's directory, a series of checkpoints (``logdir/model.ckpt``) or one checkpoint (``logdir/model.ckpt/100``).
 Shows the steps that there are and whether each is complete, then the variables of the newest whole one (or of the one
-named): dtype, shape, bytes, and the tasks that held them. The exit code is 0 when all is well, 1 when a checkpoint is
-damaged, none is there, or --compare finds a difference, 2 for bad arguments.
+named): dtype, shape, bytes, and the tasks that held them. The files of the checkpoint whose variables are shown are
+compared with their checksums; with --verify those of all steps, otherwise only the sizes of their files count. The exit
+code is 0 when all is well, 1 when a checkpoint is damaged, none is there, or --compare finds a difference, 2 for bad
+arguments.
 """
 
 from __future__ import annotations
@@ -17,25 +19,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 import runtime as rt
 from harness import exit_codes
+from harness.checkpoints import layout
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
-from harness.checkpoints.manifest import StoredArray, read_manifest
+from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
 from harness.monitoring.rates import Parser, sizes, table
+from runtime.lowlevel import storage
 
 
-def steps_of(path: str) -> list[dict[str, Any]]:
-    """The checkpoints at or right below a directory: step, path, when it was saved, and what is wrong with it."""
+def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
+    """The checkpoints at or right below a directory: step, path, when it was saved, and what is wrong with it.
+
+    Args:
+        path: the directory.
+        verify: compare all files with their checksums, too.
+    """
     found = []
     for directory in managers_below(path):
         for step in steps_in(directory):
-            problems = problems_of(step)
             try:
                 manifest = read_manifest(step.path)
             except rt.DataLossError:
                 manifest = None
+            problems = problems_of(step) + _label_problems(step.path, manifest)
+            if verify and manifest is not None and not problems:
+                problems = all_problems(step.path, manifest)
             found.append(
                 {
                     "step": step.number,
@@ -47,6 +59,27 @@ def steps_of(path: str) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
+    """What is wrong with the file that Orbax writes last, of which a manifest knows nothing.
+
+    The values do not need it, so a restore does not mind; but Orbax, and whoever copies checkpoints, goes by it.
+    """
+    if not storage.is_local(path):
+        return []
+    try:
+        text = layout.text_of(epath.Path(path) / layout.ORBAX_STEP_FILE)
+        whole = isinstance(json.loads(text), dict)
+    except FileNotFoundError:
+        return [f"{layout.ORBAX_STEP_FILE}: No such file or directory"] if manifest else []  # others may have none
+    except OSError as error:
+        if (other := storage.barred(error, path)) is not None:
+            raise other from None
+        return [f"{layout.ORBAX_STEP_FILE}: {error.strerror}"]
+    except (ValueError, RecursionError):
+        whole = False
+    return [] if whole else [f"{layout.ORBAX_STEP_FILE}: is not the JSON that Orbax wrote"]
 
 
 def wanted(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
@@ -87,11 +120,13 @@ def _parser() -> Parser:
     parser.add_argument("directory", metavar="DIR", help="of a run, of a series of checkpoints, or of one checkpoint")
     parser.add_argument("--name", help="only the variable of this name, or those whose names begin with it and a /")
     parser.add_argument("--values", action="store_true", help="print the values")
+    parser.add_argument("--verify", action="store_true", help="compare the files of all steps with their checksums")
     parser.add_argument("--compare", metavar="OTHER", help="another checkpoint: print what differs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser
 
 
+@exit_codes.printing()
 def main(argv: Sequence[str] | None = None) -> int:
     """Shows what the arguments name; returns the exit code."""
     options = _parser().parse_args(argv)
@@ -99,14 +134,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
         print(f"harness.inspect_checkpoint: {path}: no such directory or checkpoint", file=sys.stderr)
         return exit_codes.CONFIGURATION.plain
-    steps = steps_of(path)
+    steps = steps_of(path, verify=options.verify)
     try:
-        reader = load_checkpoint(path)
+        reader = _opened(path, steps)
         other = load_checkpoint(options.compare) if options.compare else None
+        if other is not None:
+            other.verify()
     except (ValueError, rt.DataLossError, rt.FailedPreconditionError) as error:
-        _show_steps(steps)
+        if options.json:
+            print(json.dumps({"steps": steps, "checkpoint": None, "variables": []}))
+        else:
+            _show_steps(steps)
         print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
         return 1
+    try:
+        return _show(reader, other, steps, options)
+    except rt.DataLossError as error:  # in a value of another program's checkpoint: no checksums tell before
+        print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
+        return 1
+
+
+def _show(
+    reader: CheckpointReader, other: CheckpointReader | None, steps: list[dict[str, Any]], options: argparse.Namespace
+) -> int:
     if other is not None:
         lines = differences(reader, other, options.name)
         print("\n".join(lines) or f"no difference between {reader.path} and {other.path}")
@@ -128,7 +178,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _show_steps(steps)
         _show_variables(reader, shown, options)
+    if not steps and (problems := _label_problems(reader.path, reader.manifest)):  # it is listed nowhere
+        print(f"harness.inspect_checkpoint: {reader.path} is damaged: {problems[0]}", file=sys.stderr)
+        return 1
     return 0 if all(step["complete"] for step in steps) else 1
+
+
+def _opened(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
+    """The checkpoint that is shown, with its files compared; what is wrong with newer ones is written to ``steps``."""
+    known = {step["path"]: step for step in steps}
+    for step in layout.newest_first(path) if steps else []:
+        if problems_of(step):
+            continue
+        try:
+            reader = CheckpointReader(step.path)
+            problems = reader.problems
+        except rt.DataLossError as error:
+            problems = [error.message]
+        if not problems:
+            return reader
+        if step.path in known:
+            known[step.path].update(complete=False, problems=problems)
+    reader = load_checkpoint(path)
+    reader.verify()
+    return reader
 
 
 def _described(reader: CheckpointReader, stored: StoredArray, options: argparse.Namespace) -> dict[str, Any]:

@@ -197,3 +197,35 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
         elif found.st_size != file.size:
             problems.append(f"{file.path}: {found.st_size} bytes instead of {file.size}")
     return problems
+
+
+def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[str]:
+    """The files of a local checkpoint that are not as they were saved, a line for each; reads all of them.
+
+    Raises:
+        UnavailableError, PermissionDeniedError: one cannot be read now, or may not be; nothing is known of damage.
+    """
+    problems = []
+    for file in files:
+        path = os.path.join(step_directory, file.path)
+        try:
+            same = storage.is_as_saved(path, file.size, file.crc32)
+        except OSError as error:
+            if (other := storage.barred(error, path)) is not None:
+                raise other from None
+            problems.append(f"{file.path}: {error.strerror}")
+            continue
+        if not same:
+            problems.append(f"{file.path}: it does not match its checksum")
+    return problems
+
+
+def all_problems(step_directory: str, manifest: Manifest) -> list[str]:
+    """What is wrong with a checkpoint; the files are read as a whole unless a look at their sizes tells enough.
+
+    Raises:
+        UnavailableError, PermissionDeniedError: as ``wrong_files``.
+    """
+    if not storage.is_local(step_directory):
+        return []  # a file is a download there; tensorstore checks what it reads
+    return quick_problems(step_directory, manifest) or wrong_files(step_directory, manifest.files)

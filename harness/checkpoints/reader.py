@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints import layout
-from harness.checkpoints.manifest import Manifest, StoredArray, read_manifest
+from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
 from runtime import DataLossError, FailedPreconditionError, NotFoundError
 from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, storage
 
@@ -23,7 +24,7 @@ index, and may be a single number."""
 
 
 class CheckpointReader:
-    """An opened checkpoint. Values are read when they are asked for.
+    """An opened checkpoint. Values are read when they are asked for; the first calls ``verify``.
 
     Args:
         path: the directory of one checkpoint (see ``load_checkpoint`` for looser ways to name one).
@@ -97,16 +98,35 @@ class CheckpointReader:
         """Whether there is an array of this name."""
         return _plain(name) in self.arrays
 
+    @functools.cached_property
+    def problems(self) -> list[str]:
+        """The files that are not as they were saved, a line for each; looked for once. See ``verify``."""
+        return [] if self.manifest is None else all_problems(self.path, self.manifest)
+
+    def verify(self) -> None:
+        """Compares the files with the checksums in the manifest, once: reads all of them, whatever is wanted of them.
+
+        A checkpoint without a manifest, which another program wrote, has no checksums of whole files; neither is one
+        compared that does not lie in a local directory.
+
+        Raises:
+            DataLossError: they are not as they were saved; names them.
+            UnavailableError, PermissionDeniedError: they cannot be read now, or may not be.
+        """
+        if self.problems:
+            raise DataLossError(f"checkpoint {self.path} is damaged: {'; '.join(self.problems[:5])}")
+
     def get_tensor(self, name: str) -> Array:
         """The value of one array, whole.
 
         Raises:
             NotFoundError: there is none of this name.
-            DataLossError: it is damaged.
+            DataLossError: the checkpoint is damaged, be it in a file of another array; see ``verify``.
         """
         stored = self.arrays.get(_plain(name))
         if stored is None:
             raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
+        self.verify()
         array = storage.read_arrays(self.item, [stored.stored], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
         return storage.decode_strings(array, stored.shape) if stored.dtype == "string" else array
 

@@ -19,7 +19,7 @@ from harness.checkpoints.layout import (
     get_checkpoint_state,
     latest_checkpoint,
 )
-from harness.checkpoints.manifest import quick_problems, read_manifest
+from harness.checkpoints.manifest import quick_problems, read_manifest, wrong_files
 from harness.checkpoints.reader import (
     CheckpointReader,
     list_variables,
@@ -30,7 +30,7 @@ from harness.checkpoints.reader import (
 from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
 from runtime import DataLossError, NotFoundError, Session, Variable
-from runtime.lowlevel import ArraySlice, CheckpointFile, storage
+from runtime.lowlevel import ArraySlice, storage
 from runtime.lowlevel import metrics as process_metrics
 
 __all__ = [
@@ -301,7 +301,7 @@ class Saver:
                 raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
             tasks = list(dict.fromkeys(s.task for s in slices))
             if self._stream:
-                check = functools.partial(_local_problems, path, manifest.files)
+                check = functools.partial(wrong_files, path, manifest.files)
             else:
                 check = functools.partial(sess.checkpoint_coordinator.verify, tasks, path, manifest.files)
         if slices:
@@ -388,12 +388,6 @@ class Saver:
         if self._recovered and self._series is None:
             found = find_checkpoint(self._recovered[-1])
             self._series = layout.series_of(found) if found else None
-
-
-def _local_problems(path: str, files: Sequence[CheckpointFile]) -> list[str]:
-    return [
-        f"{f.path}: its checksum is wrong" for f in files if storage.checksum(os.path.join(path, f.path))[1] != f.crc32
-    ]
 
 
 def check_path(series: str) -> None:

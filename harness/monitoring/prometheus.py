@@ -31,6 +31,8 @@ REQUESTS = 8
 """How many requests are served at once; further ones are turned away, and Prometheus comes again."""
 REQUEST_SECS = 5.0
 """How long a request may take, from its connection to the end of its answer."""
+_STOP_SECS = 0.1
+"""How long closing takes at most: how often the endpoint looks whether it is to stop."""
 _PREFIX = "bellwether_"
 
 
@@ -206,7 +208,9 @@ class MetricsServer:
             app = _guarded(app, security.bearer(), server.tell_refused)
         self._http = _HttpServer(host, port, tls, server.tell_refused)
         self._http.set_app(app)
-        self._thread = threading.Thread(target=self._http.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(_STOP_SECS,), name="metrics", daemon=True
+        )
         self._thread.start()
         self.port = int(self._http.server_port)
         logging.info("%s: figures for Prometheus at port %d of %s", server.task, self.port, host)

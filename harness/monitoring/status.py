@@ -368,6 +368,7 @@ def _positive(text: str) -> float:
     return value
 
 
+@exit_codes.printing()
 def main(argv: Sequence[str] | None = None) -> int:
     """Shows the state of the cluster that the arguments name; returns the exit code."""
     options = _parser().parse_args(argv)
@@ -403,7 +404,4 @@ def main(argv: Sequence[str] | None = None) -> int:
                     return 0 if is_whole(states) else 1
                 before, at = {s.task: s for s in states}, now
     except KeyboardInterrupt:
-        return 0
-    except BrokenPipeError:  # whoever read this has seen enough
-        sys.stderr.close()
         return 0

@@ -147,6 +147,7 @@ class MonitoredSession:
             probe=probe if own is not None else None,
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
+        self._session.log_directory = self._checkpoint_dir
         for hook in self._hooks:
             if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads

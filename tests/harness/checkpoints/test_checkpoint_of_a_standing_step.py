@@ -11,6 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.training.services import Checkpoints
 from tests.harness.checkpoints import checkpoint_kit as ckit
 
 pytestmark = pytest.mark.disk
@@ -131,3 +132,36 @@ def test_tasks_know_whether_a_variable_has_changed(tmp_path: pathlib.Path) -> No
         with ckit.cluster(2) as (server, _), ckit.session(server, graph) as sess:
             ckit.initialize(sess, list(v.values()))
             assert savers[0].changed_since(sess, first) is None
+
+
+class RecoversMeanwhile(harness.Saver):
+    """Asks whether anything has changed at the moment when another thread replaces the session."""
+
+    session: harness.ManagedSession | None = None
+
+    def changed_since(self, sess: rt.Session, save_path: str) -> bool | None:
+        if self.session is not None:
+            self.session.recover(sess, rt.UnavailableError("a task was lost", task="/job:ps/task:0"))
+        return super().changed_since(sess, save_path)
+
+
+def test_a_session_that_is_replaced_while_it_is_asked_costs_one_checkpoint_and_not_the_training(
+    tmp_path: pathlib.Path,
+) -> None:
+    """It ended a chief, once in some hundred deaths of a ps: "the session was closed"."""
+    with rt.Graph().as_default():
+        _, step, train = _graph()
+        saver = RecoversMeanwhile()
+        supervisor = harness.Supervisor(
+            logdir=str(tmp_path), global_step=step, summary_op=None, saver=saver, save_model_secs=0
+        )
+        with supervisor.managed_session() as sess:
+            checkpoints = Checkpoints(saver, supervisor.save_path or "", step, None)
+            assert checkpoints.save(sess) is not None
+            sess.run(train)
+            saver.session = sess
+            with pytest.raises(rt.AbortedError, match="its session was replaced meanwhile: the session was closed"):
+                checkpoints.save(sess)
+            saver.session = None
+            sess.run(train)
+            assert checkpoints.save(sess) is not None

@@ -1,8 +1,13 @@
 """The command that shows what is in a checkpoint."""
 
 import json
+import os
 import pathlib
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -100,3 +105,26 @@ def test_mistakes_are_one_line(inspect: Callable[..., Ran], arguments: tuple[str
 def test_no_such_variable(inspect: Callable[..., Ran], saved: pathlib.Path) -> None:
     found = inspect(saved, "--name=x")
     assert found.returncode == 1 and "has no 'x'" in found.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])
+def test_ends_without_a_word_where_nobody_reads(saved: pathlib.Path, flags: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as unread:
+        ended = subprocess.run(
+            [sys.executable, "-m", "harness.inspect_checkpoint", str(saved), *flags],
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.cluster
+def test_a_closed_output_changes_no_exit_code(saved: pathlib.Path) -> None:
+    command = shlex.join([sys.executable, "-m", "harness.inspect_checkpoint", str(saved)])
+    ended = subprocess.run(["bash", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -23,7 +23,7 @@ from harness.monitoring.prometheus import MetricsServer
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from harness.tensorboard.writer import read_events
-from tests.kit.processes import ROOT
+from tests.kit.processes import ROOT, TIMEOUT_SECS
 from tests.runtime.kit import TARGET, addresses, servers, train
 
 
@@ -244,6 +244,28 @@ def test_watch_goes_on_until_it_is_stopped() -> None:
             process.stdout.close()
     assert all(line["whole"] for line in lines)
     assert process.returncode == 0
+
+
+@pytest.mark.cluster
+def test_watch_ends_without_a_word_when_nobody_reads_any_more() -> None:
+    with servers(worker=1) as made:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.status", f"--target={made[TARGET].address}", "--watch", "--interval=0.05"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == ""
+            assert process.wait(TIMEOUT_SECS) == 128 + signal.SIGPIPE
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
 
 
 # -- series and Prometheus --------------------------------------------------------------------------------------------
