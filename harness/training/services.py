@@ -207,8 +207,9 @@ class Checkpoints:
         self._stands = False
         if not isinstance(self._saver, ComparingSaver):  # a user's own
             return False
+        raw = underlying(session)
         try:
-            changed = self._saver.changed_since(underlying(session), last)
+            changed = self._saver.changed_since(raw, last)
             self._stands = changed is True
             return changed is not False
         except (ValueError, rt.DataLossError):  # that checkpoint is gone, or nobody can read it
@@ -217,6 +218,9 @@ class Checkpoints:
             if error.task:
                 raise
             return True  # the disk is away: the save tells
+        except (rt.CancelledError, RuntimeError) as error:
+            _raise_if_replaced(error, raw, session)
+            raise
 
     def _start(self, session: rt.Session) -> None:
         raw = underlying(session)
@@ -234,9 +238,8 @@ class Checkpoints:
             except (rt.CancelledError, RuntimeError) as error:
                 if isinstance(error, rt.lowlevel.TakeoverError):
                     logging.info("this checkpoint is begun again: %s", error)
-                elif raw is not underlying(session):
-                    raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
                 else:
+                    _raise_if_replaced(error, raw, session)
                     raise
 
     def _note(self, path: str) -> None:
@@ -296,6 +299,12 @@ def costs_this_one(error: rt.OpError) -> bool:
     if disk or torn:
         logging.warning("this checkpoint was not saved: %s", error)
     return disk or torn
+
+
+def _raise_if_replaced(error: Exception, raw: rt.Session, session: rt.Session) -> None:
+    """Raises AbortedError where an error comes from another thread's recovery, which has closed the session in use."""
+    if raw is not underlying(session):
+        raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
 
 
 class CheckpointThread(LooperThread):
