@@ -2,6 +2,7 @@
 
 Tensorstore unpacks a chunk, or the index of a store, as a whole, and ends the process where there is no memory for it.
 Our own checkpoints hold nothing that is packed, and have no trial; those of other programs and earlier versions may.
+The process is in a sandbox (`runtime.sandbox`): it can read files, and reach nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import psutil
 
+from runtime import sandbox
 from runtime.errors import DataLossError
 
 MEMORY: Final = 512 << 20
@@ -42,9 +44,10 @@ def read_apart(specs: Sequence[Any], most_bytes: int, where: str, *, values: boo
     """
     limit = MEMORY + TIMES * most_bytes
     started = time.monotonic()
-    with subprocess.Popen([sys.executable, "-P", str(_PROGRAM)], stdin=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-P", str(_PROGRAM)], stdin=pipe, stdout=pipe, text=True) as process:
         try:
-            assert process.stdin is not None
+            assert process.stdin is not None and process.stdout is not None
             process.stdin.write(json.dumps({"arrays": list(specs), "values": values}))
             process.stdin.close()
             watched = psutil.Process(process.pid)
@@ -62,6 +65,9 @@ def read_apart(specs: Sequence[Any], most_bytes: int, where: str, *, values: boo
             problem = ""
         finally:
             process.kill()
+        told = "" if process.stdout is None else process.stdout.readline().rstrip()
+        if told:
+            sandbox.warn_without(told)
     if not problem and process.returncode:
         ended = -process.returncode
         problem = f"reading it ended with {signal.Signals(ended).name if ended > 0 else f'code {process.returncode}'}"

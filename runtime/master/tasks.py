@@ -215,7 +215,7 @@ class RemoteTask:
         self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
         self._client = client
         given = in_force(security, os.environ)
-        self._channel = rpc.open_channel(address, given)
+        self._channel = rpc.open_channel(address, given, name)
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
         certificates = given.tls() if given else None
         self.peer = Peer(
@@ -225,6 +225,7 @@ class RemoteTask:
             lambda timeout: find_token(address, given, timeout),
             options=options,
             tls=None if certificates is None else certificates.client_context,
+            own=lambda: () if certificates is None else certificates.current.names,
         )
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:

@@ -400,9 +400,7 @@ class Server:
             return ANYBODY
         try:
             own = identity_of(self.certificates.current.names)
-            roles.check("tensors", own)
-            if own.task not in ("", str(self.task)):
-                raise PermissionDeniedError(f"it is that of {own.task}")
+            roles.check_serves(own, str(self.task))
         except PermissionDeniedError as error:
             text = f"{self.certificates.pair.certificate} is not for this server: {error.message}"
             raise PermissionDeniedError(text, task=str(self.task)) from None

@@ -354,6 +354,6 @@ def _clear(channel: grpc.Channel, target: str, containers: Sequence[str] | None,
     request = pb.ClearRequest(containers=containers or (), all=containers is None)
     for task, address in ClusterSpec(told.cluster).tasks().items():
         if task.job != EVALUATOR:
-            with contextlib.closing(rpc.open_channel(address)) as to_task:
+            with contextlib.closing(rpc.open_channel(address, task=str(task))) as to_task:
                 stub = services_pb2_grpc.WorkerServiceStub(to_task)
                 rpc.call(stub.Clear, request, timeout=timeout, task=str(task))

@@ -1,7 +1,8 @@
 """Trials of modules: what a task is sent as StableHLO is first read, verified and compiled by a process of its own.
 
 MLIR's reader and XLA's compiler end the process for some modules, and keep it busy for others. The process is kept for
-the next module; a module that ends it, or takes it too much time or memory, is refused, and the next has a new one.
+the next module; a module that ends it, or takes it too much time or memory, is refused, and the next has a new one. It
+is in a sandbox (`runtime.sandbox`): a module that takes it over can compute, and reach nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import time
 from collections import OrderedDict
 from typing import IO, Any, Final
 
+import jax
 import numpy as np
 import psutil
+from jax import export
 
+from runtime import sandbox
 from runtime.errors import InvalidArgumentError, OpError, one_line
+from runtime.plan.exporting import export_program
 from runtime.plan.plan import Program
+from runtime.task.compiler import Compiler, warm_up
+from runtime.task.program_verifier import verify_program
 from runtime.tensor_spec import TensorSpec, canonical_dtype, dtype_name
 
 SECS: Final = 120.0
@@ -113,11 +120,14 @@ class ModuleTrials:
             cwd="/",
         )
         try:
-            if self._line(self._process, START_SECS) != b'""\n':
+            line = self._line(self._process, START_SECS)
+            if not line:
                 raise InvalidArgumentError("the process in which programs are tried out does not start")
         except InvalidArgumentError:
             self._end()
             raise
+        if unconfined := str(json.loads(line)):
+            sandbox.warn_without(unconfined)
 
     def _line(self, process: subprocess.Popen[bytes], secs: float) -> bytes:
         """The next line that the process says; empty when it has ended.
@@ -173,27 +183,43 @@ def _read(source: IO[bytes]) -> Program | None:
     return Program(source.read(about["bytes"]), arguments, results)
 
 
+def confine() -> str:
+    """Does in this process what is done once only, and then takes from it what a trial does not need.
+
+    Returns:
+        As `sandbox.confine`.
+    """
+    warm_up()
+    shape = TensorSpec((2, 2), np.dtype(np.float32))
+    problem = _problem(export_program(lambda a: (a @ a,), [shape], "cpu"), jax.local_devices()[0])
+    assert not problem, problem
+    return sandbox.confine()
+
+
+def _problem(program: Program, device: jax.Device) -> str:
+    """Reads, verifies and compiles a module: why it is refused; empty when it is not."""
+    try:
+        verify_program(program)
+        if "cpu" in export.deserialize(bytearray(program.blob)).platforms:
+            Compiler().executable(program, (), device)
+    except OpError as error:
+        return error.message or "it is refused"
+    except Exception as error:
+        return f"it cannot be read: {one_line(error)}"
+    return ""
+
+
 def main() -> None:
     """The process: says that it has started, and then of each module why it is refused, as lines of JSON."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from jax import export, local_devices
-
-    from runtime.task.compiler import Compiler
-    from runtime.task.program_verifier import verify_program
-
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed
-    answers.write(b'""\n')
-    answers.flush()
-    while (program := _read(sys.stdin.buffer)) is not None:
-        refused = ""
-        try:
-            verify_program(program)
-            if "cpu" in export.deserialize(bytearray(program.blob)).platforms:
-                Compiler().executable(program, (), local_devices()[0])
-        except OpError as error:
-            refused = error.message or "it is refused"
-        except Exception as error:
-            refused = f"it cannot be read: {one_line(error)}"
-        answers.write(json.dumps(refused).encode() + b"\n")
+
+    def answer(text: str) -> None:
+        answers.write(json.dumps(text).encode() + b"\n")
         answers.flush()
+
+    answer(confine())
+    device = jax.local_devices()[0]
+    while (program := _read(sys.stdin.buffer)) is not None:
+        answer(_problem(program, device))

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from absl import logging
 
@@ -246,6 +246,16 @@ def choose(directory: Path, host: str | None) -> Pair:
 def is_near_end(begin: float, end: float, now: float) -> bool:
     """Whether a life is near its end: a tenth of it is left, or seven days if that is less. All in seconds."""
     return end - now < min((end - begin) * _NEAR_END_SHARE, NEAR_END_SECS)
+
+
+def shown_names(sock: ssl.SSLSocket) -> tuple[str, ...]:
+    """The names in the certificate that the other side of a connection has shown, as gRPC writes them, too."""
+    shown = sock.getpeercert() or {}
+    return tuple(_plain(*entry) for entry in cast(Any, shown.get("subjectAltName", ())))
+
+
+def _plain(kind: str, name: str) -> str:
+    return str(ipaddress.ip_address(name.strip())) if kind == "IP Address" else name
 
 
 def words(seconds: float) -> str:

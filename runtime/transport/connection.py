@@ -1,7 +1,6 @@
 """The server side of one connection: the hello, then call after call on a thread of its own."""
 
 import contextlib
-import ipaddress
 import os
 import socket
 import ssl
@@ -9,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol
 
 from absl import logging
 
@@ -26,6 +25,7 @@ from runtime.errors import (
 from runtime.limits import Limits
 from runtime.tensor_spec import Array, aligned_buffer
 from runtime.transport import frames, roles, sockets
+from runtime.transport.certificates import shown_names
 from runtime.transport.codec import (
     Buffer,
     Layout,
@@ -403,9 +403,8 @@ class Connection:
         """Sees who the client is, and that its role lets it connect; raises PermissionDeniedError."""
         if not isinstance(self._sock, ssl.SSLSocket):
             return
-        shown = self._sock.getpeercert() or {}
-        names = [_plain(*entry) for entry in cast(Any, shown.get("subjectAltName", ()))]
-        self.who = Identity(tuple(names))  # for the log, should it say what it must not
+        names = shown_names(self._sock)
+        self.who = Identity(names)  # for the log, should it say what it must not
         self.who = identity_of(names)
         roles.check_run(self._context.own, self.who)
         roles.check("tensors", self.who)
@@ -636,8 +635,3 @@ class Connection:
         if self._small_calls >= _SHRINK_AFTER_CALLS:
             self._small_calls = 0
             self._allocate(max(length, _FIRST_BUFFER_BYTES))
-
-
-def _plain(kind: str, name: str) -> str:
-    """A name of a certificate as gRPC writes it, too."""
-    return str(ipaddress.ip_address(name.strip())) if kind == "IP Address" else name

@@ -1,4 +1,8 @@
-"""Why a task that listens cannot be reached: one side speaks TLS and the other does not, or refuses a certificate."""
+"""Looks at the control plane of a task by connections of our own, because gRPC tells little of those that it makes.
+
+Why a task that listens cannot be reached: one side speaks TLS and the other does not, or refuses a certificate. And
+which certificate it shows.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,73 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from runtime.cluster.spec import split_address
 from runtime.errors import InvalidArgumentError, UnauthenticatedError
 from runtime.transport import addresses, http_proxy, security
-from runtime.transport.certificates import Certificates
+from runtime.transport.certificates import Certificates, shown_names
 
 LOOK_SECS: Final = 1.0
-"""How long one look may take."""
+"""How long a look may take that nobody waits for."""
 _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How a client of HTTP/2 begins (RFC 9113, 3.4): a server answers it, or does not take the client."""
 _LOOKS: Final = 2
 
 
-def problem(address: str, certificates: Certificates | None) -> str | None:
-    """Looks at the control plane of a task by a connection of its own.
+class Look(NamedTuple):
+    """What a look has found; nothing where nobody answers.
+
+    Attributes:
+        problem: why the task and we do not come together.
+        certificate: that it has shown, as PEM.
+        names: in the certificate.
+    """
+
+    problem: str = ""
+    certificate: bytes = b""
+    names: tuple[str, ...] = ()
+
+
+def can_look(address: str) -> bool:
+    """Whether connections to an address are ours to make: it is no name of gRPC's own, and no proxy makes them."""
+    try:
+        split_address(address)
+    except InvalidArgumentError:
+        return False
+    return http_proxy.proxy() is None
+
+
+def look_plainly(address: str) -> Look:
+    """Looks at a task as one that has no certificate.
 
     Args:
         address: ``host:port``.
-        certificates: of this process; None where it has none.
-
-    Returns:
-        Why it and we do not come together; None when they do, or when nobody answers.
     """
-    if http_proxy.proxy() is not None:
-        return None  # whose connections are not ours to make
-    try:
-        host, port = split_address(address)
-    except InvalidArgumentError:
-        return None  # a name of gRPC's own
+    if not can_look(address):
+        return Look()
+    host, port = split_address(address)
     deadline = time.monotonic() + LOOK_SECS
-    if certificates is None:
-        return security.speaks_tls() if _hangs_up(host, port, deadline) and _speaks_tls(host, port, deadline) else None
-    # A task that dies at this moment hangs up, too: once.
-    looks = [_refuses(host, port, certificates, deadline) for _ in range(_LOOKS)]
-    return looks[-1] if all(looks) else None
+    refused = _hangs_up(host, port, deadline) and _speaks_tls(host, port, deadline)
+    return Look(security.speaks_tls()) if refused else Look()
+
+
+def look(address: str, certificates: Certificates, secs: float = LOOK_SECS) -> Look:
+    """Looks at a task as one that has a certificate.
+
+    Args:
+        address: ``host:port`` at which we can look.
+        certificates: of this process.
+        secs: how long it may take.
+    """
+    host, port = split_address(address)
+    deadline = time.monotonic() + secs
+    found = Look()
+    for _ in range(_LOOKS):  # a task that dies at this moment hangs up, too: once
+        found = _look(host, port, certificates, deadline)
+        if not found.problem:
+            break
+    return found
 
 
 @contextlib.contextmanager
@@ -86,20 +121,23 @@ def _speaks_tls(host: str, port: int, deadline: float) -> bool:
         return False
 
 
-def _refuses(host: str, port: int, certificates: Certificates, deadline: float) -> str | None:
-    """Why a task and we refuse each other's certificates; None when they are good, or nobody answers."""
+def _look(host: str, port: int, certificates: Certificates, deadline: float) -> Look:
+    """Whether a task and we take each other's certificates."""
     try:
         context = certificates.client_context()
     except UnauthenticatedError as error:
-        return error.message
+        return Look(error.message)
     try:
         with _connected(host, port, deadline) as sock, context.wrap_socket(sock, server_hostname=host) as secure:
             secure.sendall(_GREETING)
             # With TLS 1.3 a server looks at our certificate after the handshake, and gRPC's just hangs up then.
-            return None if secure.recv(1) else security.refuses_us(certificates)
+            if not secure.recv(1):
+                return Look(security.refuses_us(certificates))
+            shown = ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"")
+            return Look("", shown.encode(), shown_names(secure))
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
-        return security.refuses_us(certificates)
+        return Look(security.refuses_us(certificates))
     except ssl.SSLError as error:
-        return security.no_handshake(error)
+        return Look(security.no_handshake(error))
     except OSError:
-        return None
+        return Look()

@@ -7,18 +7,21 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime import timeouts
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
 from runtime.limits import Limits
-from runtime.transport import addresses, frames, http_proxy, security, sockets
-from runtime.transport.certificates import Context
+from runtime.transport import addresses, frames, http_proxy, roles, security, sockets
+from runtime.transport.certificates import Context, shown_names
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
 from runtime.transport.security import FindToken, tensor_proof
 from runtime.transport.token_files import Token
+
+OwnNames = Callable[[], Iterable[str]]
+"""Gives the names in the certificate that this process shows now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ class Dialer:
         options: ChannelOptions,
         tls: Context | None,
         tls_name: str | None,
+        own: OwnNames,
     ) -> None:
         """Remembers how to reach the task; touches no network. The arguments are those of `Peer`."""
         self.task = task
@@ -81,6 +85,7 @@ class Dialer:
         self._options = options
         self._tls = tls
         self._tls_name = tls_name
+        self._own = own
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
 
@@ -126,6 +131,7 @@ class Dialer:
             ConnectionRefusedError: nobody listens there.
             OSError: no connection, or it broke, or it took too long.
             UnauthenticatedError: it refused our token, or could not show that it has it.
+            PermissionDeniedError: its certificate is that of another task, or of another run than ours.
             OpError: the server refused us.
         """
         deadline = time.monotonic() + timeout
@@ -230,6 +236,7 @@ class Dialer:
             raise  # cut in the middle: worth another try
         except ssl.SSLError as error:
             raise UnauthenticatedError(security.no_handshake(error), task=self.task) from error
+        roles.check_server(self._own(), shown_names(sock), self.task)
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:

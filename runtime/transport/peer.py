@@ -8,7 +8,7 @@ from typing import Final
 from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
 from runtime.transport.certificates import Context
 from runtime.transport.channel import Lane
-from runtime.transport.dial import ChannelOptions, Dialer
+from runtime.transport.dial import ChannelOptions, Dialer, OwnNames
 from runtime.transport.endpoint import Endpoint
 from runtime.transport.heartbeat import Heartbeat
 from runtime.transport.security import FindToken
@@ -39,6 +39,7 @@ class Peer:
         options: ChannelOptions | None = None,
         tls: Context | None = None,
         tls_name: str | None = None,
+        own: OwnNames = tuple,
     ) -> None:
         """Remembers how to reach the task; touches no network and starts no thread.
 
@@ -51,10 +52,13 @@ class Peer:
             options: time limits and sizes.
             tls: gives the context for each connection over TCP; Unix sockets stay plain.
             tls_name: name in the server's certificate, if it is not the host of the endpoint.
+            own: gives the names in our certificate; a server whose certificate is of another run is not taken.
         """
         self.task = task
         self.options = options or ChannelOptions()
-        self._dialer = Dialer(task, resolve, client_id, find_token, options=self.options, tls=tls, tls_name=tls_name)
+        self._dialer = Dialer(
+            task, resolve, client_id, find_token, options=self.options, tls=tls, tls_name=tls_name, own=own
+        )
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = threading.Lock()

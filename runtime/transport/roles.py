@@ -42,6 +42,12 @@ _TASKS: Final = _TRAIN | {ClientRole.PS}
 _LEAD: Final = frozenset((ClientRole.CHIEF,))
 _PS: Final = frozenset((ClientRole.PS,))
 _ADMIN: Final = frozenset((ClientRole.ADMIN,))
+_OTHERS: Final[Mapping[ClientRole | None, frozenset[str]]] = {
+    ClientRole.PS: frozenset(("worker", "chief")),
+    ClientRole.WORKER: frozenset(("ps",)),
+    ClientRole.CHIEF: frozenset(("ps",)),
+}
+"""By the role of a certificate that names no task, jobs of whose tasks it is surely none."""
 
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     "status": _ALL,
@@ -176,6 +182,47 @@ def check_run(own: Identity, who: Identity) -> None:
     """
     if own.run and who.run and own.run != who.run:
         raise PermissionDeniedError(f"this task is of the run {own.run!r}, and the client's certificate of {who.run!r}")
+
+
+def check_serves(who: Identity, task: str) -> None:
+    """Sees that a server with a certificate may be a task: a server looks at its own, and a client at the server's.
+
+    Raises:
+        PermissionDeniedError: the certificate is that of another task, or of somebody who is no such task.
+    """
+    if who.task not in ("", task):
+        raise PermissionDeniedError(f"it is that of {who.task}")
+    job = task.removeprefix("/job:").partition("/")[0]
+    serves = who.role is None or who.role in MAY["tensors"]
+    if not serves or (not who.task and job in _OTHERS.get(who.role, ())):
+        raise PermissionDeniedError(f"it has the role {who.role}")
+
+
+def check_server(own: Iterable[str], names: Iterable[str], task: str) -> Identity:
+    """Sees that the server to which a client has connected may be the task, as far as its certificate tells.
+
+    Args:
+        own: names in the client's certificate.
+        names: in the certificate that the server has shown.
+        task: to which the client means to connect; empty where it may be any.
+
+    Returns:
+        Who the server is.
+
+    Raises:
+        PermissionDeniedError: the certificate is for another server (`check_serves`), or of another run than ours.
+    """
+    try:
+        shown = identity_of(names)
+        check_serves(shown, task or shown.task)
+    except PermissionDeniedError as error:
+        text = f"what answers in its place has a certificate that is not for this server: {error.message}"
+        raise PermissionDeniedError(text, task=task) from None
+    runs = {parts[1] for name in own if (parts := _NAME.fullmatch(name))}
+    if runs and shown.run and shown.run not in runs:
+        text = f"the server's certificate is of the run {shown.run!r}, and ours of {' and '.join(sorted(runs))!r}"
+        raise PermissionDeniedError(text, task=task)
+    return shown
 
 
 def check_is_task(who: Identity, task: str, host: str) -> None:

@@ -8,6 +8,7 @@ import hmac
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -18,6 +19,7 @@ from runtime.cluster.spec import split_address
 from runtime.errors import (
     CancelledError,
     OpError,
+    PermissionDeniedError,
     UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
@@ -25,7 +27,7 @@ from runtime.errors import (
     wire_code,
 )
 from runtime.limits import VARIABLE, Limits
-from runtime.transport import addresses, diagnosis, http_proxy, security, versions
+from runtime.transport import addresses, diagnosis, http_proxy, roles, security, versions
 from runtime.transport.certificates import Certificates, Credential
 from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import Refusals, Security, call_proof, find_token, observer_key
@@ -45,6 +47,13 @@ _MOST_PROOFS = 3
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""What gRPC says of a call that was not made for want of a connection: the server's certificate is not trusted."""
+_LEAST_SECS = 0.05
+_LOOK_SECS = 5.0
+"""How long a look may take at most before a call that has no end."""
+_LOOK_AGAIN_SECS = 0.1
+"""How soon somebody looks again who waits for a task to come."""
 _CLOSED_HERE = "Channel closed!"
 """What gRPC says of a call under way whose channel this process has closed; only this text tells it."""
 
@@ -95,13 +104,16 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
     ]
 
 
-def open_channel(address: str, given: Security | None = None) -> grpc.Channel:
+def open_channel(address: str, given: Security | None = None, task: str = "") -> grpc.Channel:
     """A channel to ``host:port``; connects when it is used.
+
+    With certificates a call raises PermissionDeniedError where the server's is that of another task, or of another run.
 
     Args:
         address: of the control plane; another name that gRPC knows (``dns://...``) for a task without a token.
         given: the certificates, or the token of a task that has left none for this user; what ``BELLWETHER_SECURITY``
             says by default.
+        task: that is to be there, such as "/job:ps/task:0"; empty where it may be any.
 
     Raises:
         UnauthenticatedError: the certificates cannot be used.
@@ -110,12 +122,13 @@ def open_channel(address: str, given: Security | None = None) -> grpc.Channel:
     target = f"{addresses.settled(host)}:{port}"
     given = security.in_force(given, os.environ)
     certificates = given.tls() if given else None
+    prover = _Prover(address, given)
     if certificates is None:
-        channel = grpc.insecure_channel(target, options=_options())
-    else:
-        certificates.check()
-        channel = cast(grpc.Channel, _TlsChannel(target, certificates))
-    return grpc.intercept_channel(channel, _Prover(address, given), _Diagnosis(target, certificates))
+        plain = _Channel(lambda: grpc.insecure_channel(target, options=_options()))
+        return grpc.intercept_channel(cast(grpc.Channel, plain), prover, _Diagnosis(target))
+    certificates.check()
+    channel = _TlsChannel(target, certificates, task)
+    return grpc.intercept_channel(cast(grpc.Channel, channel), prover, _Meeting(channel))
 
 
 def _options() -> list[tuple[str, str | int]]:
@@ -132,50 +145,166 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
 
 
-class _TlsChannel:
-    """A channel that calls by another connection when the files of its certificate have changed.
+class _Channel:
+    """A channel that is opened when it is used, and can be closed while it is.
 
-    Calls that are under way then end on the connection that they have. The interceptors ask for the method of each call
-    anew, so that it goes to the newest.
+    The interceptors ask for the method of each call anew; grpc itself ends the process when a closed channel is asked.
+
+    Args:
+        make: opens one of gRPC's.
+
+    Attributes:
+        closed: set when it is closed.
     """
 
-    def __init__(self, target: str, certificates: Certificates) -> None:
-        self._target = target
-        self._certificates = certificates
+    def __init__(self, make: Callable[[], grpc.Channel]) -> None:
+        self.closed = threading.Event()
+        self._make = make
         self._lock = threading.Lock()
-        self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
-        self._closed = False
-
-    def _newest(self) -> grpc.Channel:
-        held = self._certificates.current
-        with self._lock:
-            if self._channel is None or (held is not self._held and not self._closed):
-                credentials = grpc.ssl_channel_credentials(held.authorities, held.key, held.certificate)
-                # What it replaces goes when the last call on it has ended.
-                self._channel, self._held = grpc.secure_channel(self._target, credentials, _options()), held
-                if self._closed:
-                    self._channel.close()
-            return self._channel
 
     def __getattr__(self, name: str) -> Any:
-        """What a channel has: as the newest connection's."""
-        return getattr(self._newest(), name)
+        """What a channel has besides."""
+        with self._lock:
+            return getattr(self._newest(), name)
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        """A method, as of a channel of gRPC.
+
+        Raises:
+            ValueError: the channel is closed.
+        """
+        with self._lock:
+            return self._newest().unary_unary(*arguments, **options)
 
     def close(self) -> None:
         """Ends all calls on the newest connection, and those to come."""
         with self._lock:
-            self._closed = True
+            self.closed.set()
             if self._channel is not None:
                 self._channel.close()
+
+    def _newest(self) -> grpc.Channel:
+        if self.closed.is_set():
+            raise ValueError("the channel is closed")
+        if self._channel is None:
+            self._channel = self._make()
+        return self._channel
+
+
+class _TlsChannel(_Channel):
+    """A channel that connects to servers only at which we have looked.
+
+    gRPC compares the host in a server's certificate, and has no place in Python for more. So we look ourselves, by a
+    connection of our own, and then have gRPC trust the certificate that was good, and no other: whoever takes the place
+    of that server does not get a call. (A certificate that names no role is as good as any of our CA.)
+
+    When the files of our own certificate have changed, or we have looked again, calls go by another connection. Those
+    under way end on the connection that they have.
+
+    Args:
+        target: ``host:port``, or a name of gRPC's own, at which we cannot look.
+        certificates: of this process.
+        task: as of `open_channel`.
+    """
+
+    def __init__(self, target: str, certificates: Certificates, task: str) -> None:
+        super().__init__(self._secure)
+        self._target = target
+        self._certificates = certificates
+        self._task = task
+        self._held = certificates.current
+        self._trusted = b""
+
+    @property
+    def has_met(self) -> bool:
+        """Whether we have looked who the server is, with the certificate that we have now."""
+        return bool(self._trusted) and self._held is self._certificates.current
+
+    def meet(self, secs: float) -> bool:
+        """Looks who the server is.
+
+        Args:
+            secs: how long it may take.
+
+        Returns:
+            Whether somebody has answered, who is trusted from now on.
+
+        Raises:
+            UnauthenticatedError: it refuses us, or we do not take its certificate.
+            PermissionDeniedError: its certificate is not for this server.
+        """
+        held = self._certificates.current
+        if not diagnosis.can_look(self._target):
+            self._trust(held, held.authorities)
+            return True
+        found = diagnosis.look(self._target, self._certificates, secs)
+        if found.problem:
+            raise UnauthenticatedError(found.problem)
+        if not found.certificate:
+            return False
+        server = roles.check_server(held.names, found.names, self._task)
+        self._trust(held, held.authorities if server.role is None else found.certificate)
+        return True
+
+    def _trust(self, held: Credential, trusted: bytes) -> None:
+        with self._lock:
+            if held is not self._held or trusted != self._trusted:
+                self._held, self._trusted = held, trusted
+                self._channel = None  # what it was goes when the last call on it has ended
+
+    def _secure(self) -> grpc.Channel:
+        held = self._held
+        # Before we have looked, nobody is trusted but who has our own certificate.
+        credentials = grpc.ssl_channel_credentials(self._trusted or held.certificate, held.key, held.certificate)
+        return grpc.secure_channel(self._target, credentials, _options())
+
+
+class _Meeting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Looks who the server is before the first call, and again when nobody can be reached.
+
+    gRPC says the same of a task that is gone, of one that refuses us, and of one that we do not take.
+    """
+
+    def __init__(self, channel: _TlsChannel) -> None:
+        self._channel = channel
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Makes the call; once more where it was not made, because the server has another certificate than before.
+
+        A call that waits for a server would wait for the one that we met, and so is preceded by a look each time.
+        """
+        details = cast(_CallDetails, client_call_details)  # what _Prover makes
+        if details.wait_for_ready or not self._channel.has_met:
+            deadline = None if details.timeout is None else time.monotonic() + details.timeout
+            self._meet(deadline, wait=bool(details.wait_for_ready))
+            if deadline is not None:
+                details = details._replace(timeout=max(_LEAST_SECS, deadline - time.monotonic()))
+        answer = continuation(details, request)
+        if isinstance(answer, grpc.Future) and not answer.done():
+            return answer
+        code = answer.code() if isinstance(answer, grpc.RpcError) else grpc.StatusCode.OK
+        waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
+        if code is grpc.StatusCode.UNAVAILABLE or waited_in_vain:
+            answers = self._channel.meet(diagnosis.LOOK_SECS)
+            if answers and not waited_in_vain and _NOT_TRUSTED in (answer.details() or ""):
+                answer = continuation(details, request)
+        return answer
+
+    def _meet(self, deadline: float | None, *, wait: bool) -> None:
+        """Looks who the server is; until somebody answers, if that is waited for."""
+        over = False
+        while not over:
+            left = _LOOK_SECS if deadline is None else max(_LEAST_SECS, deadline - time.monotonic())
+            over = self._channel.meet(left) or not wait or (deadline is not None and time.monotonic() >= deadline)
+            over = over or self._channel.closed.wait(_LOOK_AGAIN_SECS)
 
 
 class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     """Finds out why nobody can be reached: gRPC says the same of a task that is gone and of one that refuses us."""
 
-    def __init__(self, target: str, certificates: Certificates | None) -> None:
+    def __init__(self, target: str) -> None:
         self._target = target
-        self._certificates = certificates
         self._reached = False
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
@@ -186,13 +315,13 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         if isinstance(answer, grpc.Future) and not answer.done():
             return answer
         code = answer.code() if isinstance(answer, grpc.RpcError) else grpc.StatusCode.OK
-        if code is grpc.StatusCode.UNAVAILABLE and not (self._reached and self._certificates is None):
+        if code is grpc.StatusCode.UNAVAILABLE and not self._reached:
             self._look()
         self._reached |= code not in _NO_CONTACT
         return answer
 
     def _look(self) -> None:
-        if problem := diagnosis.problem(self._target, self._certificates):
+        if problem := diagnosis.look_plainly(self._target).problem:
             raise UnauthenticatedError(problem)
 
 
@@ -367,6 +496,7 @@ def call(
 
     Raises:
         OpError: of the class that the code says, naming ``task`` unless the other side named another.
+        PermissionDeniedError: the server's certificate is not for that task, too.
         CancelledError: this side has closed the channel, or the task has said so.
         UnavailableError: no contact, also where the task's server stops meanwhile.
     """
@@ -374,7 +504,7 @@ def call(
         return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
     except grpc.RpcError as error:
         raise _from_grpc(error, task) from None
-    except UnauthenticatedError as error:
+    except (UnauthenticatedError, PermissionDeniedError) as error:
         error.task = error.task or task
         raise
     except ValueError as error:  # what grpc raises when another thread has closed the channel; only its text tells

@@ -87,7 +87,7 @@ def server(api: ApiServer) -> Iterator[http.server.ThreadingHTTPServer]:
             pass
 
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield made
     made.shutdown()

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ import runtime as rt
 from harness.certs import CA
 from harness.monitoring import status
 from runtime.backup.holder import packed_message, read_message
+from runtime.cluster.spec import split_address
 from runtime.master import tasks
 from runtime.plan.plan import Hold
 from runtime.proto import run_record_pb2, services_pb2_grpc, stage_pb2
@@ -99,6 +101,17 @@ class Cluster:
             yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
 
     @contextlib.contextmanager
+    def stranger(self, security: Security) -> Iterator[tuple[Any, Any]]:
+        """The same of the ps, as one has them who does not look at the server's certificate for more than its host."""
+        server, held = self.servers[PS], security.tls()
+        assert held is not None
+        shown = held.current
+        credentials = grpc.ssl_channel_credentials(shown.authorities, shown.key, shown.certificate)
+        with grpc.secure_channel(server.address, credentials) as plain:
+            channel = grpc.intercept_channel(plain, rpc._Prover(server.address, security))
+            yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
+
+    @contextlib.contextmanager
     def lane(self, security: Security, of: str = PS, client: int = 0) -> Iterator[Any]:
         """A connection of the tensor channel of a task, over TCP; of a new client unless one is named."""
         server = self.servers[of]
@@ -107,7 +120,8 @@ class Cluster:
         held = security.tls()
         assert held is not None
         client = client or secrets.randbits(62) | 1
-        peer = Peer(of, lambda timeout: there, client, lambda timeout: None, tls=held.client_context)
+        own = lambda: held.current.names  # noqa: E731
+        peer = Peer(of, lambda timeout: there, client, lambda timeout: None, tls=held.client_context, own=own)
         with contextlib.closing(peer):
             lane = peer.acquire()
             try:
@@ -265,7 +279,7 @@ def test_a_refusal_is_written_down_once_with_who_and_why(cluster: Cluster) -> No
     lines = [line for line in cluster.lines() if line["action"] == "clear" and uri("ps") in line["who"]]
     assert len(lines) <= 1  # the matrix may have been first
     assert all(line["outcome"] == "refused" and "the role ps" in line["what"] for line in lines)
-    with cluster.stubs(security) as stubs:
+    with cluster.stranger(security) as stubs:
         code, text = _answer(stubs, "Status", pb.StatusRequest())
     assert (
         code == "PERMISSION_DENIED"
@@ -371,9 +385,158 @@ def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
 
 def test_a_server_serves_with_a_certificate_of_its_own_task_only(cluster: Cluster) -> None:
     spec = kit.addresses(ps=2)
-    for role, task, why in (("ps", "ps/1", "that of /job:ps/task:1"), ("observer", "", "has the role observer")):
+    for role, task, why in (
+        ("ps", "ps/1", "that of /job:ps/task:1"),
+        ("observer", "", "has the role observer"),
+        ("worker", "", "has the role worker"),
+        ("chief", "", "has the role chief"),
+    ):
         with pytest.raises(rt.PermissionDeniedError, match=f"is not for this server: .*{why}"):
             rt.Server(spec, "ps", 0, security=cluster.security(role, task), start=False)
+
+
+STAND_INS = [
+    ("worker", "worker/1", "run", "not for this server: it is that of /job:worker/task:1"),
+    ("ps", "ps/1", "run", "not for this server: it is that of /job:ps/task:1"),
+    ("worker", "", "run", "not for this server: it has the role worker"),
+    ("chief", "", "run", "not for this server: it has the role chief"),
+    ("king", "", "run", "not for this server: .*king.*, which is no role"),
+    ("ps", "ps/0", "other", "the server's certificate is of the run 'other', and ours of 'run'"),
+    ("ps", "", "run", ""),
+    ("ps", "ps/0", "run", ""),
+    ("", "", "", ""),
+]
+"""What the certificate of a server says, and why it is none of /job:ps/task:0; empty where it may be."""
+
+
+@pytest.fixture(scope="module")
+def stand_in(cluster: Cluster) -> Iterator[Callable[..., rt.Server]]:
+    """A server at the place of /job:ps/task:0 whose host is right, and whose certificate says what one likes.
+
+    It has begun with one of that task: ours do not with another.
+    """
+    directory = certificates.make(cluster.directory / "stand-in", cluster.authority, role=uri("ps", "ps/0"))
+    with rt.Server(kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory)) as server:
+        tasks.withdraw(server.address, server)
+        server._unshare()
+
+        def now(role: str, task: str, run: str) -> rt.Server:
+            pair = certificates.pair_of(cluster.authority, role=uri(role, task, run) if role else "")
+            certificates.write(directory, "here", cluster.authority, pair)
+            return server
+
+        yield now
+
+
+@pytest.mark.parametrize(("role", "task", "run", "why"), STAND_INS)
+def test_no_lane_is_opened_to_a_server_that_is_another_task(
+    cluster: Cluster, stand_in: Callable[..., rt.Server], role: str, task: str, run: str, why: str
+) -> None:
+    """A task whose host was that of another could stand in for it: clients looked at the host's name alone."""
+    server = stand_in(role, task, run)
+    held = cluster.security("worker", "worker/0").tls()
+    there = server._tensors.endpoint("127.0.0.1")
+    assert held is not None
+    peer = Peer(
+        *(PS, lambda timeout: Endpoint(there.host, there.port, None, there.host_id, there.incarnation), 7),
+        lambda timeout: None,
+        tls=held.client_context,
+        own=lambda: held.current.names,
+    )
+    lanes = server.transport_counters.lanes
+    with contextlib.closing(peer):
+        if not why:
+            peer.release(peer.acquire())
+            return
+        with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .*{why}"):
+            peer.acquire()
+    assert server.transport_counters.lanes == lanes
+
+
+def ask(channel: grpc.Channel, *, wait: bool = False, timeout: float = 60.0) -> str:
+    """Asks a task that should be the ps who it is."""
+    stub = services_pb2_grpc.WorkerServiceStub(channel)
+    found = rpc.call(stub.Status, pb.StatusRequest(), timeout=timeout, task=PS, wait_for_ready=wait)
+    return str(found.task)
+
+
+@pytest.mark.parametrize(("role", "task", "run", "why"), STAND_INS)
+def test_no_order_is_given_to_a_server_that_is_another_task(
+    cluster: Cluster, stand_in: Callable[..., rt.Server], role: str, task: str, run: str, why: str
+) -> None:
+    server = stand_in(role, task, run)
+    with rpc.open_channel(server.address, cluster.security("worker", "worker/0"), PS) as channel:
+        if not why:
+            assert ask(channel) == PS
+            return
+        for wait in (False, True):
+            with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .*{why}"):
+                ask(channel, wait=wait)
+
+
+@contextlib.contextmanager
+def a_ps(cluster: Cluster, spec: Any, directory: pathlib.Path, role: str) -> Iterator[rt.Server]:
+    """A server at the place of the ps that shows a certificate with a role; it has begun with a good one."""
+    certificates.make(directory, cluster.authority, role=uri("ps", "ps/0"))
+    server = rt.Server(spec, "ps", 0, security=Security(certificates=directory), start=False)
+    certificates.make(directory, cluster.authority, role=role)
+    with server:
+        server.start()
+        tasks.withdraw(server.address, server)
+        server._unshare()
+        yield server
+
+
+def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """The ps dies and another process takes its port: the ps with a new certificate, then one that is not the ps."""
+    spec, good, bad = kit.addresses(ps=1), uri("ps", "ps/0"), uri("worker", "worker/1")
+    with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
+        with pytest.raises(rt.UnavailableError):
+            ask(channel)  # nobody is there
+        for number, role in enumerate((good, good, "", good)):
+            with a_ps(cluster, spec, tmp_path / f"{number}", role):
+                assert ask(channel, wait=True) == ask(channel) == PS
+        with a_ps(cluster, spec, tmp_path / "bad", bad):
+            for wait in (False, True):
+                with pytest.raises(rt.PermissionDeniedError, match=f"{PS}: .* it is that of /job:worker/task:1"):
+                    ask(channel, wait=wait)
+        with a_ps(cluster, spec, tmp_path / "again", good):
+            assert ask(channel) == PS
+
+
+def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    spec, orders = kit.addresses(ps=1, worker=1), cluster.security("chief", "worker/0")
+    with a_ps(cluster, spec, tmp_path / "bad", uri("worker", "worker/1")) as stand_in:
+        with rt.Server(spec, "worker", 0, security=orders) as worker, rt.Graph().as_default() as graph:
+            with rt.device(PS):
+                w = rt.Variable(np.zeros(3, np.float32), name="w")
+            with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .* it is that of /job:worker/task:1"):
+                rt.Session(worker.target, graph, rt.SessionConfig(start_timeout_secs=60)).run(w.initializer)
+        assert not stand_in.worker.store.variables() and not stand_in.worker.registry._calls
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_who_waits_for_a_task_waits_for_that_one(cluster: Cluster, tmp_path: pathlib.Path, role: str) -> None:
+    spec = kit.addresses(ps=1)
+    with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
+        thread, heard = kit.in_thread(lambda: ask(channel, wait=True))
+        with a_ps(cluster, spec, tmp_path / "late", uri(role, f"{role}/0")):
+            thread.join(60)
+    assert heard == [PS] if role == "ps" else isinstance(heard[0], rt.PermissionDeniedError), heard
+
+
+def test_who_waits_for_nobody_is_told_in_time_and_can_be_stopped(cluster: Cluster) -> None:
+    spec, security = kit.addresses(ps=1), cluster.security("worker", "worker/0")
+    with rpc.open_channel(spec["ps"][0], security, PS) as channel, pytest.raises(rt.DeadlineExceededError):
+        ask(channel, wait=True, timeout=0.5)
+    with socket.create_server(split_address(spec["ps"][0]), backlog=8):  # and says nothing
+        with rpc.open_channel(spec["ps"][0], security, PS) as channel, pytest.raises(rt.DeadlineExceededError):
+            ask(channel, timeout=0.5)
+    channel = rpc.open_channel(spec["ps"][0], security, PS)
+    thread, heard = kit.in_thread(lambda: ask(channel, wait=True, timeout=600.0))
+    channel.close()
+    thread.join(60)
+    assert isinstance(heard[0], rt.CancelledError), heard
 
 
 WORKER_1 = identity_of(("w1", uri("worker", "worker/1")))

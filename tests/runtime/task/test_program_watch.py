@@ -3,16 +3,19 @@
 import json
 import pathlib
 import signal
+import time
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 import runtime as rt
 from tests.kit.processes import Program
 from tests.runtime import kit
 from tests.runtime.kit import in_thread
+from tests.runtime.transport.kit import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -132,3 +135,73 @@ def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(tmp_path:
                 (error,) = heard
                 assert isinstance(error, rt.ResourceExhaustedError) and "program_secs" in str(error)
                 assert session.run(ops["step"]).tolist() == [7] * 3
+
+
+LONG_SECS = 3.0
+"""About how long the program computes that is frozen: longer than from one look of the watch to the next, before and
+after, and a tenth of its limit, on a machine that has other work."""
+FROZEN_LIMIT = 30.0
+TRIES = 5
+
+
+def counted(value: Any, trips: Any) -> Any:
+    """So many rounds of work; in each the value grows by one."""
+
+    def work(_: Any, carried: Any) -> Any:
+        total, square = carried
+        return total + jax.numpy.where(square[0, 0] > 2, 0.0, 1.0), jax.numpy.tanh(square @ square)  # it never is
+
+    return jax.lax.fori_loop(0, trips, work, (value, jax.numpy.eye(64) * 0.5))[0]
+
+
+@pytest.mark.chaos
+def test_time_in_which_the_process_is_frozen_does_not_count(tmp_path: pathlib.Path) -> None:
+    cluster = kit.addresses(ps=1, worker=1)
+    with rt.Graph().as_default() as made, rt.device(PS):
+        w = rt.Variable(np.float32(0), name="w")
+        trips = rt.placeholder(np.int32, (), name="trips")
+        add = w.assign(rt.call(counted, w, trips, name="counted")).op
+    with rt.Server(cluster, "worker", 0) as worker:
+
+        def run(fetch: Any, feeds: Any = None) -> Any:
+            """In a session of its own: one whose task was silent for so long may have given it up."""
+            with rt.Session(worker.target, made, rt.SessionConfig(start_timeout_secs=BOUND)) as session:
+                return session.run(fetch, feeds)
+
+        with serve(cluster, tmp_path, BELLWETHER_LIMITS=f"program_secs={FROZEN_LIMIT}") as ps:
+            process = psutil.Process(ps.pid)
+
+            def processor_secs() -> float:
+                spent = process.cpu_times()
+                return float(spent.user + spent.system)
+
+            run(w.initializer)
+            run(add, {trips: 1})  # it is compiled
+            rounds, total, spent = 1000, 1, 0.0
+            while spent < LONG_SECS / 10:
+                began, rounds = processor_secs(), rounds * 2
+                run(add, {trips: rounds})
+                total, spent = total + rounds, processor_secs() - began
+            rounds = round(rounds * LONG_SECS / spent)
+            for _ in range(TRIES):
+                began, total = processor_secs(), total + rounds
+                thread, _ = in_thread(lambda: run(add, {trips: rounds}))
+                assert eventually(lambda: processor_secs() - began > LONG_SECS / 2, BOUND)  # noqa: B023
+                ps.freeze()
+                before = processor_secs()
+                time.sleep(FROZEN_LIMIT + 1)  # what is tested is that this time passes
+                ps.thaw()
+                thread.join(BOUND)  # with an answer, or because the task was silent
+                goes_on = eventually(
+                    lambda: ps.code is not None or processor_secs() - before > LONG_SECS / 6,  # noqa: B023
+                    BOUND,
+                )
+                assert ps.code is None, ps.story()
+                assert run(w) == total  # the program has ended: it had the variable
+                if goes_on:
+                    break
+            else:
+                raise AssertionError("the program was over each time before the process was frozen")
+            assert not audited(tmp_path, "program.overrun") and "ends itself" not in ps.story()
+            run(add, {trips: 1})  # nobody has blamed it
+            assert run(w) == total + 1

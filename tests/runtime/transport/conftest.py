@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from harness.testing.processes import Zygote
-from runtime.transport import host_id
+from runtime.transport import host_id, listener, sockets
 
 
 @pytest.fixture
@@ -24,3 +24,11 @@ def no_open_ends() -> Iterator[None]:
     while (left := process.num_fds() - len(Zygote.lasting_descriptors())) > descriptors and time.monotonic() < deadline:
         time.sleep(0.01)  # a library's own thread may look into a file just now
     assert left <= descriptors
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has servers and calls look every twentieth of a second at what time has passed, not every second."""
+    monkeypatch.setattr(listener, "_TURN_SECS", 0.05)
+    monkeypatch.setattr(listener, "_TIDY_SECS", 0.05)
+    monkeypatch.setattr(sockets, "TICK_SECS", 0.05)

@@ -155,7 +155,7 @@ def test_a_name_server_that_does_not_answer_does_not_hold_a_call_up(monkeypatch:
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     server, _ = make_server()
-    options = ChannelOptions(prefer_unix=False, reconnect_secs=3.0)
+    options = ChannelOptions(prefer_unix=False, reconnect_secs=1.0)
     peer = make_peer(lambda timeout: endpoint(server), options=options)
     errors: list[BaseException] = []
     thread = _acquired(peer, errors)

@@ -410,7 +410,7 @@ def test_goodbye_drops_the_memory(pair):
         pair.peer.acquire()
 
 
-def test_lanes_are_forgotten_after_a_while(pair):
+def test_lanes_are_forgotten_after_a_while(pair, often):
     server, _ = pair.serve(lane_memory_secs=0.1)
     peer = pair.connect(server)
     lane = peer.acquire()
@@ -561,7 +561,7 @@ def test_untrusted_certificate(authority):
     server.stop()
 
 
-def test_silent_strangers_are_cut():
+def test_silent_strangers_are_cut(often):
     server, _ = make_server(limits=Limits(hello_secs=0.1))
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(b"x")

@@ -53,7 +53,8 @@ def test_a_wait_that_ends_without_an_answer_ends_with_its_deadline(pair):
     pair.peer.release(lane)
 
 
-def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair):
+def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair, monkeypatch):
+    monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 0.1)
     pair.desk.disconnected = lambda client, lane: None
     lane = pair.peer.acquire()
     began = time.monotonic()
@@ -65,8 +66,9 @@ def test_a_task_that_does_not_answer_is_not_listened_to_for_long(pair):
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_wait_that_is_cancelled_ends_with_the_last_word_of_the_task(pair, answers):
+def test_a_wait_that_is_cancelled_ends_with_the_last_word_of_the_task(pair, often, answers, monkeypatch):
     if not answers:
+        monkeypatch.setattr(timeouts, "LAST_WORD_SECS", 0.1)
         pair.desk.disconnected = lambda client, lane: None
     lane = pair.peer.acquire()
     lane.send(kit.BLOCK, 1, [], waits=True)
@@ -157,8 +159,8 @@ def _lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
     return sum(text in record.getMessage() for record in caplog.records)
 
 
-def test_a_call_that_waits_says_so_again_and_again(pair, monkeypatch, caplog):
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.7)
+def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, caplog):
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.1)
     lane = pair.peer.acquire()
     with caplog.at_level(logging.INFO):
         lane.send(kit.BLOCK, 1, [])

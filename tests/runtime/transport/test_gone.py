@@ -83,6 +83,7 @@ def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(monkeypatch: pyte
     server.stop()
 
 
+@pytest.mark.usefixtures("often")
 def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
     server, desk, resolve = _served(gone_secs=0.2)
     peer = make_peer(resolve)

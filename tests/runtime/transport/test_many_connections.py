@@ -86,6 +86,7 @@ def test_those_that_begin_a_hello_and_do_not_end_it_give_way() -> None:
         works(server)
 
 
+@pytest.mark.usefixtures("often")
 def test_a_silent_connection_has_so_long_to_say_hello() -> None:
     with serving(hello_secs=0.1) as (server, _), connected(server) as (sock, _file):
         assert sock.recv(1) == b""
@@ -159,6 +160,7 @@ def test_who_gives_way() -> None:
 
 
 @pytest.mark.parametrize("handle", [kit.ECHO_FIXED, 999], ids=["a call", "a call that is refused"])
+@pytest.mark.usefixtures("often")
 def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
     length = kit.MIXED.nbytes
     with serving(frame_secs=0.2, frame_rate=1 << 20) as (server, _), connected(server) as (sock, file):

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -38,9 +39,11 @@ def serving(
         server.stop(None).wait()
 
 
-def test_a_call_over_a_channel_that_was_closed_is_cancelled() -> None:
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_call_over_a_channel_that_was_closed_is_cancelled(registered: bool) -> None:
+    """Of a method that is registered, as those of our stubs are, grpc ended the process."""
     channel = rpc.open_channel("127.0.0.1:1")
-    method = channel.unary_unary("/any/method")
+    method: Any = channel.unary_unary("/any/method", _registered_method=registered)  # type: ignore[call-arg]
     channel.close()
     with pytest.raises(CancelledError, match="closed"):
         rpc.call(method, b"", timeout=1, task="/job:ps/task:0")
@@ -234,6 +237,7 @@ class PingCounter(threading.Thread):
                 client.sendall(data)
 
 
+@pytest.mark.cluster  # starts no process, but gRPC pings every second at most
 def test_a_call_that_says_nothing_for_minutes_is_not_ended_by_its_own_pings() -> None:
     """A silent call pings its task every ten seconds; here every 1.1, so that it has done so often in a few."""
     release = threading.Event()
