@@ -6,7 +6,7 @@ LOCK ?= requirements-dev.lock
 # Two marks in the environment: what LOCK names is installed; at least what training needs is installed.
 STAMP := $(VENV)/.installed
 TRAINS := $(VENV)/.trains
-# Twice as many workers as the usual two cores: a test of a cluster waits more than it computes.
+# More workers than the usual two cores: a test of a cluster waits more than it computes, a unit test a little.
 JOBS ?= 4
 PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
@@ -77,6 +77,7 @@ test test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
 test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not (chaos or nightly)" $(TESTS)
 
+test-unit: JOBS = 3
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.
 	$(PYTEST) -m unit $(TESTS)
 

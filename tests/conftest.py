@@ -1,5 +1,6 @@
 """What holds for every test: JAX on the CPU, reproducible property tests, and no leaked thread or process."""
 
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,13 @@ pytest_plugins = ("tests.tiers",)
 
 # A shell's background job ignores Ctrl-C, and so would every program that a test starts from it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector JAX and the tests themselves: it would walk through what stays again and again."""
+    gc.collect()
+    gc.freeze()
+
 
 LEAK_TIMEOUT_SECS = 30.0
 """How long threads and processes that a test has told to stop may take to be gone."""

@@ -195,6 +195,7 @@ def no_such_host() -> Iterator[str]:
     yield "no-such-host.invalid:2222"
 
 
+@pytest.mark.cluster  # a session that waits for three seconds, five times
 @pytest.mark.parametrize(
     ("listener", "why"),
     [

@@ -4,6 +4,8 @@ A mark at a test goes before that of its file.
 """
 
 import multiprocessing.process
+import pathlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,7 @@ TIERS = {
     "nightly": "longer still, and rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-all",
 }
 
+_ALL_IN_ANOTHER_TIER = re.compile(rf"^pytestmark = .*mark\.({'|'.join(TIERS.keys() - {'unit'})})\b", re.MULTILINE)
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "multiprocessing"}
 _unit_test: str | None = None
 """The unit test that runs now."""
@@ -40,6 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     sys.addaudithook(_refuse_processes)
     multiprocessing.process.BaseProcess.start = _start_of_a_process  # type: ignore[method-assign]
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Has `-m unit` not even import a file without a unit test: that is a third of its time before the first."""
+    if config.option.markexpr == "unit" and collection_path.suffix == ".py":
+        text = collection_path.read_text()
+        return True if _ALL_IN_ANOTHER_TIER.search(text) and "mark.unit" not in text else None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

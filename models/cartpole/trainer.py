@@ -20,12 +20,14 @@ import runtime as rt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--logdir", help="Directory of checkpoints and TensorBoard events.")
-parser.add_argument("--train_steps", type=int, default=1200, help="Updates of all workers together.")
+parser.add_argument("--train_steps", type=int, default=3000, help="Updates of all workers together, at the most.")
 parser.add_argument("--games", type=int, default=16, help="Games that a worker plays at once.")
 
 TIME = 32
 """Moves in each game between two updates."""
 DISCOUNT = 0.99
+SOLVED = 475.0
+"""The mean score of 100 games from which on CartPole-v1 counts as solved (its registration in Gymnasium)."""
 GAE = 0.95
 """Lambda of generalised advantage estimation (Schulman et al. 2016)."""
 Params = dict[str, jax.Array]
@@ -151,7 +153,7 @@ def main(options: argparse.Namespace) -> None:
             is_chief=me.is_chief, logdir=options.logdir, global_step=global_step, summary_op=None
         )
         with supervisor.managed_session(me.target) as session:
-            step = told = 0
+            step, told, reached = 0, 0, 0.0
             while not supervisor.should_stop() and step < options.train_steps:
                 batch = player.play(session.run(params))
                 _, step = session.run(
@@ -162,8 +164,11 @@ def main(options: argparse.Namespace) -> None:
                     print(f"step {step}: the last {len(player.finished)} games lasted {mean:.0f} moves", flush=True)
                     if options.logdir:
                         supervisor.summary_computed(session, session.run(curve, {lasted: mean}), int(step))
+                    if mean >= SOLVED and (reached := score(session.run(params))) >= SOLVED:
+                        supervisor.request_stop(everybody=True)
             if me.is_chief:
-                print(f"Mean-Score: {score(session.run(params)):.1f}", flush=True)
+                reached = reached if reached >= SOLVED else score(session.run(params))
+                print(f"Mean-Score: {reached:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -169,8 +169,9 @@ def test_checkpoints_are_looked_into(tmp_path: pathlib.Path) -> None:
         for step in (100, 200):
             session.run(variable.assign_add(np.ones((3, 2), np.float32)))
             saver.save(session, str(tmp_path / "runs" / "mnist" / "model.ckpt"), global_step=step)
-    list_them, print_one, compare = commands(INSPECT)
+    list_them, verify_them, print_one, compare = commands(INSPECT)
     assert {"100", "200", "mlp/w1"} <= set(result(list_them, tmp_path).split())
+    assert "--verify" in verify_them and {"100", "200"} <= set(result(verify_them, tmp_path).split())
     assert "[[2. 2.]" in result(print_one, tmp_path)
     done = bash(compare, tmp_path)
     assert (done.returncode, done.stdout) == (1, "mlp/w1: 6 of 6 elements differ, by up to 1\n"), done.stderr

@@ -4,9 +4,10 @@ unshare --mount --net --pid --fork --kill-child --mount-proc python -m tests.har
 
 This machine stands for the base image, with what is installed here: `pip install -r requirements.lock` finds all of it
 there, in the versions of the lock, and asks no network, for there is none. Then CMD runs as a ps, as number 1 of its
-process numbers and as USER, and gets SIGTERM. Prints "RUN command" before each step and "CODE n" at the end.
+process numbers and as USER, and gets SIGTERM until it ends. Prints "RUN command" before each step, and "CODE n" last.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -60,6 +61,15 @@ def make_base() -> None:
     run("ip", "link", "set", "lo", "up")
 
 
+def ask_to_end(container: subprocess.Popen[str]) -> int:
+    """Sends SIGTERM until it has ended: the kernel keeps it from process number 1 as long as that has no handler."""
+    for _ in range(60):
+        container.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return container.wait(1)
+    raise TimeoutError("a minute of SIGTERM has not ended it")
+
+
 def main() -> None:
     make_base()
     environ = {"PATH": f"{pathlib.Path(sys.prefix).resolve()}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp"}
@@ -98,13 +108,16 @@ def main() -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    for line in container.stdout or ():
+    assert container.stdout is not None
+    for line in container.stdout:
         print(line, end="", flush=True)
         if "serves at" in line:
-            (first,) = psutil.Process(container.pid).children()
-            assert set(first.uids()) == {user} and user, first.uids()
-            container.send_signal(signal.SIGTERM)
-    print(f"CODE {container.wait(60)}", flush=True)
+            break
+    (first,) = psutil.Process(container.pid).children()
+    assert set(first.uids()) == {user} and user, first.uids()
+    code = ask_to_end(container)
+    print(container.stdout.read(), end="")
+    print(f"CODE {code}", flush=True)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def test_flush_returns_when_everything_is_on_disk(tmp_path: pathlib.Path) -> Non
         assert [e.step for e in events(tmp_path)[1:]] == list(range(500))
 
 
+@pytest.mark.disk  # waits for the flush of every two seconds
 def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> None:
     with FileWriter(tmp_path) as writer:
         for step in range(2):  # the second comes after the flush at the start
