@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import NoReturn
 
 from absl import flags
@@ -57,7 +58,7 @@ class ExitCode:
 SCHEMES = ("plain", "tfjob", "jobset", "skypilot")
 
 DONE = ExitCode("done", "it has done its part", Retry.NEVER, 0, 0, 0, 0)
-FAILED = ExitCode("failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, 1)
+FAILED = ExitCode("failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, 1, errors=("OpError",))
 CONFIGURATION = ExitCode(
     "configuration",
     "flags, environment or command are wrong, or the token is",
@@ -76,11 +77,21 @@ LOST = ExitCode(
     *(75, 138, 138, 34),
     errors=("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError", "GroupLostError"),
 )
+BUG = ExitCode(
+    "bug",
+    "the program is wrong: a TypeError, NameError or the like before it has trained a step",
+    Retry.NEVER,
+    *(70, 70, 42, 70),
+    errors=(
+        *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "LookupError", "NameError"),
+        *("NotImplementedError", "SyntaxError", "TypeError", "ValueError"),
+    ),
+)
 INTERRUPTED = ExitCode("interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130, 130)
 KILLED = ExitCode("killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137, 137)
 PREEMPTED = ExitCode("preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143, 33)
 
-TABLE = (DONE, FAILED, CONFIGURATION, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)
+TABLE = (DONE, FAILED, CONFIGURATION, BUG, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)
 
 _scheme = "plain"
 
@@ -117,13 +128,33 @@ def translated(plain: int) -> int:
     return plain if row in (FAILED, KILLED) else code(row)
 
 
-def of_error(error: BaseException) -> ExitCode:
-    """The row of an error that ends a process."""
+def of_error(error: BaseException, *, begun: bool = True) -> ExitCode:
+    """The row of an error that ends a process.
+
+    Args:
+        error: what nobody has caught.
+        begun: whether the process has trained a step. What Python raises then may be the data's fault.
+    """
     for name in (kind.__name__ for kind in type(error).__mro__):
         for row in TABLE:
             if name in row.errors:
-                return row
+                return FAILED if row is BUG and begun else row
     return FAILED
+
+
+def end_with(row: ExitCode, error: BaseException) -> None:
+    """Has the process end with the code of a row, in place of Python's 1, if nothing catches this very error.
+
+    Its traceback is printed as ever.
+    """
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        show(kind, value, trace)
+        if value is error:
+            raise SystemExit(code(row))
+
+    sys.excepthook = hook
 
 
 def of_join(done: bool) -> int:

@@ -68,6 +68,7 @@ class Printer:
 
     Attributes:
         failure: why the last lines could not be written; empty when they were.
+        last: whose lines were written last; empty before the first.
     """
 
     def __init__(self, stream: BinaryIO | io.RawIOBase, names: Sequence[str], colour: bool) -> None:
@@ -76,7 +77,11 @@ class Printer:
         self._prefixes = {name: _prefix(name, names, colour) for name in names}
         self._lost = 0
         self._torn = False
-        self.failure = ""
+        self.failure = self.last = ""
+
+    def goes_where(self, other: "Printer") -> bool:
+        """Whether what the other writes comes out at the same place: on one terminal, in one file."""
+        return os.path.samestat(os.fstat(self._stream.fileno()), os.fstat(other._stream.fileno()))
 
     def write(self, name: str, lines: Sequence[str]) -> None:
         """Writes `lines` of the task `name`.
@@ -105,7 +110,7 @@ class Printer:
             self._lost += len(lines)
             self.failure = str(error)
         else:
-            self._lost, self.failure = 0, ""
+            self._lost, self.failure, self.last = 0, "", name
 
 
 def _prefix(name: str, names: Sequence[str], colour: bool) -> str:

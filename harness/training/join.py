@@ -24,6 +24,9 @@ _HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
 _ALIKE = 0.85
 """From which likeness on (difflib) a flag is taken for one of these that was not typed as it is."""
 
+_STEPS_OF_A_START = 100
+"""More than a session takes to begin, of steps that do not train: who has run more, such as an actor, does its work."""
+
 
 @dataclass(frozen=True)
 class TaskIdentity:
@@ -105,6 +108,8 @@ def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_opti
 
     SIGTERM and Ctrl-C end the block in an orderly way (``harness.preemptible``): the chief of a Supervisor or a
     monitored session saves the present step, and the program ends with the exit code of "preempted" or "interrupted".
+    An error that nothing catches ends the program with the exit code that says whether a restart would help
+    (``exit_codes.of_error``): a program that is wrong before it has trained a step is not started again.
     As a ps it serves until training is over or SIGTERM comes, and then ends the program (SystemExit): the block is for
     those who train.
     The cluster and the task come from the first of these that tells them:
@@ -147,8 +152,14 @@ def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_opti
     with exit_codes.interruptible(), server:
         if me.job == "ps":
             raise SystemExit(exit_codes.of_join(server.join()))
-        with preemptible(preempt_grace_secs):
-            yield Member(server.cluster, me.job, me.index, server)
+        try:
+            with preemptible(preempt_grace_secs):
+                yield Member(server.cluster, me.job, me.index, server)
+        except Exception as error:
+            values = server.report().values
+            begun = values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
+            exit_codes.end_with(exit_codes.of_error(error, begun=begun), error)
+            raise
 
 
 def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:

@@ -32,6 +32,19 @@ def command(tmp_path: pathlib.Path) -> list[str]:
     return [*launch, "--", "python", str(task), str(tmp_path / "done")]
 
 
+@pytest.mark.parametrize("one_stream", [False, True])
+def test_the_last_lines_are_not_repeated_right_below_themselves(tmp_path: pathlib.Path, one_stream: bool) -> None:
+    program = tmp_path / "wrong.py"
+    program.write_text("for number in range(3): print('line', number)\nraise SystemExit(2)")
+    launch = [sys.executable, "-m", "harness.launch", "--ps=0", "--workers=1", "--", "python", str(program)]
+    errors = subprocess.STDOUT if one_stream else subprocess.PIPE
+    run = subprocess.run(launch, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert run.returncode == 2
+    lines = [f"worker/0 | line {number}" for number in range(3)]
+    assert [line for line in run.stdout.splitlines() if "| line" in line] == lines
+    assert [line for line in (run.stderr or "").splitlines() if "| line" in line] == ([] if one_stream else lines)
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_a_full_disk_below_the_output_costs_lines_not_the_cluster(tmp_path: pathlib.Path, both: bool) -> None:
     with open("/dev/full", "wb") as full:

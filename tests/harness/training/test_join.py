@@ -354,3 +354,36 @@ def test_the_same_program_runs_alone_and_on_hosts_by_flags(tmp_path: pathlib.Pat
             assert trains.wait() == 0, trains.story()
         assert server.wait() == 0, server.story()
         assert not server.lines("BLOCK")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("line", "wrong", "name", "starts"),
+    [
+        ("v = rt.Variable", "v = rt.Varable", "bug", 1),
+        ("session.run(count)", "session.run(count, {v: 'text'})", "bug", 1),
+        ("session.run(count)", "session.run(count); steps / 0", "failed", 2),
+    ],
+)
+def test_a_program_that_is_wrong_is_not_started_again(
+    tmp_path: pathlib.Path, line: str, wrong: str, name: str, starts: int
+) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM).replace(line, wrong))
+    launch = ("python", "-m", "harness.launch", "--ps=0", "--workers=1", "--max_restarts=1")
+    with Program(*launch, "--", sys.executable, "train.py", "--steps=3", cwd=tmp_path) as program:
+        (row,) = [row for row in exit_codes.TABLE if row.name == name]
+        assert program.wait() == row.plain, program.story()
+        assert len(program.lines("Traceback")) == starts
+        assert len(program.lines(rf"\({name}: it would end so again\)")) == (starts == 1)
+
+
+def test_only_the_error_that_nobody_catches_ends_the_process_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    with pytest.raises(TypeError) as caught, harness.join_cluster():
+        raise TypeError("wrong")
+    other = ValueError("something else, later")
+    sys.excepthook(ValueError, other, None)
+    with pytest.raises(SystemExit) as end:
+        sys.excepthook(TypeError, caught.value, None)
+    assert end.value.code == exit_codes.BUG.plain and shown == [other, caught.value]
