@@ -242,6 +242,7 @@ class Optimizer:
         with rt.name_scope(None), rt.control_dependencies(None):
             state = self._state(variable)
             own = () if self._tree is None else self._tree.path(variable)
+            leaves = jax.eval_shape(_stored, state)
             for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
                 if own and path[-len(own) :] == own:  # where the leaf is in the tree of variables
                     path = path[: -len(own)]
@@ -250,13 +251,15 @@ class Optimizer:
                     name += "_"
                 with rt.device(None), rt.device(variable.device or None):  # whatever scopes are open
                     slots[name] = rt.Variable(
-                        self._initial(variable, index), name=f"{variable.spec.name}/{name}", trainable=False
+                        self._initial(variable, index, leaves[index]),
+                        name=f"{variable.spec.name}/{name}",
+                        trainable=False,
                     )
                 slot_of(variable, slots[name], name)
         self._slots[variable] = slots
         return slots
 
-    def _initial(self, variable: rt.Variable, index: int) -> Callable[[], rt.Tensor]:
+    def _initial(self, variable: rt.Variable, index: int, leaf: jax.ShapeDtypeStruct) -> Callable[[], rt.Tensor]:
         init, name = self._transformation.init, variable.spec.name
 
         def begin(value: jax.Array) -> jax.Array:
@@ -264,7 +267,6 @@ class Optimizer:
 
         def make() -> rt.Tensor:
             if rt.get_default_graph() is not variable.graph:  # the graph only wants to know the shape
-                leaf = jax.eval_shape(begin, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
                 return rt.placeholder(leaf.dtype, leaf.shape)
             tensor: rt.Tensor = rt.call(begin, variable.initial_value, name="initial")
             return tensor

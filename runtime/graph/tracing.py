@@ -6,6 +6,7 @@ was in that mode as the operation was made. So a program may count an int64 glob
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
@@ -27,7 +28,8 @@ _UNKNOWN_SIZES = (5040, 10080)
 An output dimension that differs between the two depends on an unknown one. Nothing of that size is ever allocated."""
 
 _SMALLEST = 1
-"""Tried besides: what a slice (``x[:100]``) or a minimum cuts all large sizes down to depends on an unknown one too."""
+"""Tried besides: what a slice (``x[:100]``) or a minimum cuts all large sizes down to depends on an unknown one too.
+If no dimension is the same for it and for one large size, the other large size would tell nothing more."""
 
 
 def is_64_bit(dtype: DType) -> bool:
@@ -116,7 +118,9 @@ def infer(
         return results
 
     large, smallest, exact = _guesses([shape for shape, _ in inputs])
-    found, least = tried(large), tried(smallest)
+    found, least = tried(large[:1]), tried(smallest)
+    if not (len(large) == 2 and found and least and _differ(found[0], least[0])):
+        found += tried(large[1:])
     if found:
         found += [result for result in least if _same_structure(result, found[0])]
     else:
@@ -137,6 +141,14 @@ def infer(
 def _same_structure(one: object, other: object) -> bool:
     structure: object = jax.tree.structure(one)
     return structure == jax.tree.structure(other)
+
+
+def _differ(one: object, other: object) -> bool:
+    """Whether two results of the same structure and ranks agree in no dimension: all of them are unknown then."""
+    if not _same_structure(one, other):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(len(a.shape) == len(b.shape) and all(map(operator.ne, a.shape, b.shape)) for a, b in pairs)
 
 
 _Guesses = list[tuple[int, int]]
