@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.fuzz import files, flag_values, frames, modules, orders, protobufs
-from tests.runtime.expressions.fuzz import fuzz as expressions
+from tests.fuzz import files, flag_values, frames, modules, orders, programs, protobufs
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,10 @@ class Kind:
     fuzz: Callable[[int, int], str]
 
 
-def _programs(count: int, seed: int) -> str:
-    outcome = expressions(count, seed)
-    assert not outcome.crashed, f"programs that ended the process: {outcome.crashed}"
-    sizes = [run for run in outcome.memory if len(run) > 1]
-    assert all(run[-1] < 1.5 * run[0] for run in sizes), f"memory grows: {sizes}"
-    return f"{count:,} programs: {outcome.counts}; took too long: {outcome.slow}"
-
-
 KINDS: Final[Mapping[str, Kind]] = {
     "frames": Kind("frames of the tensor channel", 1_000_000, frames.fuzz),
     "protobufs": Kind("requests to the gRPC port", 100_000, protobufs.fuzz),
-    "programs": Kind("mutated expression lists", 100_000, _programs),
+    "programs": Kind("mutated expression lists", 100_000, programs.fuzz),
     "modules": Kind("valid modules of StableHLO", 10_000, modules.fuzz),
     "orders": Kind("orders in sequences", 20_000, orders.fuzz),
     "checkpoints": Kind("damaged checkpoint directories", 5_000, files.fuzz_checkpoints),

@@ -17,6 +17,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,16 +216,21 @@ class Outcome:
     memory: list[list[int]]
 
 
-def fuzz(programs: int, seed: int = 0, first: int = 0) -> Outcome:
-    """Runs programs in children, one after the other."""
+def _nothing(number: int) -> None:
+    pass
+
+
+def fuzz(programs: int, seed: int = 0, first: int = 0, tried: Callable[[int], None] = _nothing) -> Outcome:
+    """Runs programs in children, one after the other; tells the number of each that has neither ended one nor taken too
+    long."""
     outcome = Outcome({}, [], [], [])
     last = first + programs
     while first < last:
-        first = _one_child(first, last, seed, outcome)
+        first = _one_child(first, last, seed, outcome, tried)
     return outcome
 
 
-def _one_child(first: int, last: int, seed: int, outcome: Outcome) -> int:
+def _one_child(first: int, last: int, seed: int, outcome: Outcome, tried: Callable[[int], None]) -> int:
     """Runs one child until its end; gives the number of the program to go on with."""
     command = [sys.executable, "-m", "tests.runtime.expressions.fuzz", "child", str(first), str(last), str(seed)]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
@@ -255,6 +261,8 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome) -> int:
                     outcome.memory[-1].append(int(rest))
                 else:
                     outcome.counts[line.decode()] = outcome.counts.get(line.decode(), 0) + 1
+                    tried(number)
+                    began = time.monotonic()
         if process.wait() != 0:
             if number < first:
                 raise RuntimeError("the child ended before its first program")
