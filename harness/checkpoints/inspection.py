@@ -56,6 +56,7 @@ def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
                     "bytes": sum(f.size for f in manifest.files) if manifest else None,
                     "complete": not problems,
                     "problems": problems,
+                    "with_nan": manifest.nan_text if manifest else "",
                 }
             )
     return found
@@ -224,6 +225,8 @@ def _show_steps(steps: list[dict[str, Any]]) -> None:
         at = step["saved_at"]
         when = "" if at is None else datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
         state = "complete" if step["complete"] else "DAMAGED: " + "; ".join(step["problems"][:3])
+        if step["with_nan"]:
+            state += f", NaN in {step['with_nan']}"
         rows.append(
             [str(step["step"]), when, "" if step["bytes"] is None else sizes(step["bytes"]), state, step["path"]]
         )

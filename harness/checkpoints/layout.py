@@ -161,6 +161,16 @@ def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
     return sorted(found, key=lambda f: (f[0], f[1].number))
 
 
+def newest_without_nan(steps: list[tuple[int, Step, Manifest | None]]) -> int | None:
+    """The step saved last of those whose variables had no NaN; None where there is none of which that is known.
+
+    Args:
+        steps: as ``ranked`` gives them.
+    """
+    sound = (step.number for _, step, manifest in reversed(steps) if manifest is not None and not manifest.with_nan)
+    return next(sound, None)
+
+
 def problems_of(step: Step) -> list[str]:
     """What is wrong with a checkpoint as far as a look at its directory tells; empty when nothing is."""
     try:

@@ -21,6 +21,9 @@ FORMAT = 1
 UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
 """Files that Orbax writes after the manifest, and the manifest itself, which has its own checksum."""
 
+_NAMES = 3
+"""How many names a message has at most."""
+
 
 @dataclass(frozen=True)
 class StoredArray:
@@ -68,6 +71,7 @@ class Manifest:
         files: every file of the arrays with size and checksum, relative to the step's directory.
         states: by task, the named states of the trainer (``harness.checkpointable``).
         snapshot: random number under which the tasks know what they gave; 0 in those of earlier versions.
+        with_nan: names of the variables in which there is a NaN: the model has diverged. Earlier versions did not look.
     """
 
     step: int
@@ -78,6 +82,13 @@ class Manifest:
     files: Sequence[CheckpointFile] = ()
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     snapshot: int = 0
+    with_nan: Sequence[str] = ()
+
+    @property
+    def nan_text(self) -> str:
+        """Some names of ``with_nan``, for a message."""
+        more = len(self.with_nan) - _NAMES
+        return ", ".join(self.with_nan[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
     def to_json(self) -> str:
         """The manifest as text, with a checksum of its own.
@@ -103,6 +114,7 @@ class Manifest:
             "files": [[f.path, f.size, f.crc32] for f in self.files],
             "states": {task: dict(states) for task, states in self.states.items()},
             "cut": self.snapshot,
+            **({"with_nan": list(self.with_nan)} if self.with_nan else {}),
         }
         text = json.dumps(body, sort_keys=True)
         whole = json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
@@ -153,6 +165,7 @@ class Manifest:
                 files=files,
                 states=body["states"],
                 snapshot=body.get("cut", 0),
+                with_nan=tuple(map(str, body.get("with_nan", ()))),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataLossError):

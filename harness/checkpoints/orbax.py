@@ -37,6 +37,9 @@ _FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
 class Phases(Protocol):
     """What of a save happens while Orbax makes its checkpoint, in this order."""
 
+    with_nan: Sequence[str]
+    """When it is written, the names of the variables in which there is a NaN."""
+
     def begin(self, sequence: int) -> Manifest:
         """Gives what is to be saved, under its number in the order of saves."""
 
@@ -85,9 +88,16 @@ class Retention:
 
 
 class _Keep:
-    """Orbax's preservation policies, over the steps in the order in which they were saved."""
+    """Orbax's preservation policies, over the steps in the order in which they were saved.
 
-    def __init__(self, retention: Retention, sequence: Mapping[int, int]) -> None:
+    Besides, they keep the last one without NaN: Orbax asks before it saves, when nobody knows yet whether the new one
+    has any.
+
+    Attributes:
+        spared: the step that is kept for this alone.
+    """
+
+    def __init__(self, retention: Retention, sequence: Mapping[int, int], sound: int | None) -> None:
         pp = ocp.checkpoint_managers
         kept: list[Any] = [pp.LatestN(retention.max_to_keep or None)]
         if retention.every_n_hours is not None:
@@ -103,11 +113,17 @@ class _Keep:
             )
         self._policy = pp.AnyPreservationPolicy(kept)
         self._sequence = sequence
+        self._sound = sound
+        self.spared: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         order = sorted(range(len(checkpoints)), key=lambda i: self._sequence.get(checkpoints[i].step, 0))
         kept = self._policy.should_preserve([checkpoints[i] for i in order], context=context)
-        return [keep for _, keep in sorted(zip(order, kept, strict=True))]
+        by_place = [keep for _, keep in sorted(zip(order, kept, strict=True))]
+        for i, checkpoint in enumerate(checkpoints):
+            if checkpoint.step == self._sound and not by_place[i]:
+                by_place[i], self.spared = True, self._sound
+        return by_place
 
 
 class Directory:
@@ -139,7 +155,8 @@ class Directory:
                     self._clean()
                 steps = layout.ranked(layout.steps_in(self.path))
                 sequence = {found.number: number for number, found, _ in steps}
-                manager = self._open(step, phases, retention, sequence)
+                kept = _Keep(retention, sequence, layout.newest_without_nan(steps))
+                manager = self._open(step, phases, retention, kept)
             except Exception as error:
                 raise _named(error, self.path) from None
             stack.callback(manager.close)
@@ -166,11 +183,14 @@ class Directory:
                 stack.pop_all()
                 self._abandon(manager, displaced, fenced=isinstance(reason, AbortedError))
                 raise reason from None
+            if kept.spared not in (None, step) and not phases.with_nan:
+                try:
+                    manager.delete(kept.spared)
+                except Exception as error:  # the next save removes it
+                    logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
             self._purge()
 
-    def _open(
-        self, step: int, phases: Phases, retention: Retention, sequence: Mapping[int, int]
-    ) -> ocp.CheckpointManager:
+    def _open(self, step: int, phases: Phases, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # Where there is no rename, Orbax writes into the final directory.
         final = str(epath.Path(self.path) / retention.name_of(step))
@@ -181,7 +201,7 @@ class Directory:
         # Orbax's own looks for what was written with a pattern: a path like runs/layers=[100,50] means another there.
         handler.finalize = phases.merge
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Keep(retention, sequence),
+            preservation_policy=kept,
             best_fn=retention.metric_of if retention.best else None,
             best_mode=retention.best_mode,
             step_format_fixed_length=retention.digits,

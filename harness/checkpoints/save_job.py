@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,10 +78,12 @@ class History:
 
     Attributes:
         failed: how many have failed.
+        with_nan: names of the variables that had a NaN in the last one.
         states: by task, the last states of the trainer that are known.
     """
 
     failed: int = 0
+    with_nan: Sequence[str] = ()
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -127,6 +129,8 @@ class SaveJob:
         self._item = ""  # the directory of the arrays, in the checkpoint's
         self._stores: list[str] = []  # below that, one for each task that writes
         self._files: list[CheckpointFile] = []
+        self.with_nan: Sequence[str] = ()
+        """When it is written, the names of the variables in which there is a NaN."""
 
     @property
     def _coordinator(self) -> CheckpointCoordinator:
@@ -172,6 +176,7 @@ class SaveJob:
             retention = orbax.Retention(**self._retention)
             orbax.open_directory(self._series).save(self.handle.step, self, retention, self._metrics)
             path = f"{self._series}/{retention.name_of(self.handle.step)}"
+            self._tell_divergence()
             process_metrics.add("checkpoints_total")
             process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
             process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
@@ -187,6 +192,18 @@ class SaveJob:
                 logging.info("releasing what was saved: %s", reason)
             self.handle.end(path, error)
             progress.join()
+
+    def _tell_divergence(self) -> None:
+        """Warns that there are NaN in variables, once until it changes."""
+        if self.with_nan and self.with_nan != self._history.with_nan:
+            sound = layout.newest_without_nan(layout.ranked(layout.steps_in(self._series)))
+            logging.warning(
+                "training has diverged: in the checkpoint of step %d there are NaN in %s; %s",
+                self.handle.step,
+                replace(self._manifest, with_nan=self.with_nan).nan_text,
+                "there is none without" if sound is None else f"that of step {sound} has none, and is kept",
+            )
+        self._history.with_nan = self.with_nan
 
     def _log_progress(self) -> None:
         """Says every so many seconds how far the save is, until it has ended."""
@@ -224,8 +241,9 @@ class SaveJob:
         return in_thread(lambda: self._write(item), "checkpoint-write")
 
     def _write(self, item: str) -> None:
-        files = self._coordinator.write(self._snapshot, item, stream=self._stream)
-        self._files = [replace(f, path=f"{self._item}/{f.path}") for f in files]
+        written = self._coordinator.write(self._snapshot, item, stream=self._stream)
+        self._files = [replace(f, path=f"{self._item}/{f.path}") for f in written.files]
+        self.with_nan = sorted(name for name, v in self._manifest.variables.items() if v.key in written.with_nan)
         self._check_writers(item)
 
     def _check_writers(self, item: str) -> None:
@@ -258,7 +276,7 @@ class SaveJob:
             for path in storage.files_below(temporary):
                 if path not in known and path not in UNCHECKED:
                     rest.append(CheckpointFile(path, *storage.checksum(os.path.join(temporary, path))))
-        manifest = replace(self._manifest, files=[*self._files, *rest])
+        manifest = replace(self._manifest, files=[*self._files, *rest], with_nan=self.with_nan)
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 
     def confirm(self) -> None:

@@ -22,8 +22,15 @@ from absl import logging
 from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
-from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice, by_task, half_done_steps
-from runtime.checkpoint.storage import write_store
+from runtime.checkpoint.snapshot import (
+    CheckpointFile,
+    Snapshot,
+    VariableSlice,
+    WrittenArrays,
+    by_task,
+    half_done_steps,
+)
+from runtime.checkpoint.storage import WrittenStore, write_store
 from runtime.errors import (
     DataLossError,
     NotFoundError,
@@ -165,7 +172,7 @@ class CheckpointCoordinator:
         except NotFoundError:
             return None
 
-    def write(self, snapshot: Snapshot, directory: str, *, stream: bool = False) -> list[CheckpointFile]:
+    def write(self, snapshot: Snapshot, directory: str, *, stream: bool = False) -> WrittenArrays:
         """Has every task write what it holds of a snapshot into a directory that all share.
 
         Each writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
@@ -177,7 +184,7 @@ class CheckpointCoordinator:
                 a time over the tensor channel.
 
         Returns:
-            The files that were written; checksums of those on file systems only.
+            What they have written.
 
         Raises:
             ResourceExhaustedError: the disk is full.
@@ -190,10 +197,11 @@ class CheckpointCoordinator:
             return self._write_stream(snapshot, f"{directory}/ocdbt.process_{ids['']}")
         writes = {t: Order.Write(job=snapshot.job, directory=directory, process_id=i) for t, i in ids.items()}
         replies = self._ask({t: Order(write=write) for t, write in writes.items()}, snapshot.leaderships, None)
-        return [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
+        files = [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
+        return WrittenArrays(files, frozenset(key for r in replies for key in r.write.with_nan))
 
-    def _write_stream(self, snapshot: Snapshot, directory: str) -> list[CheckpointFile]:
-        def write() -> list[tuple[str, int, int]]:
+    def _write_stream(self, snapshot: Snapshot, directory: str) -> WrittenArrays:
+        def write() -> WrittenStore:
             with streaming.Streams(self._stream) as streams:
                 # The tasks send when they are asked: when this process rests, so do they.
                 cores = min(snapshot.cores, os.cpu_count() or 1)
@@ -201,7 +209,8 @@ class CheckpointCoordinator:
                 blocks = streaming.blocks(snapshot, streams)
                 return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, in_flight=1, pace=pace)
 
-        return [CheckpointFile(*file) for file in in_background(write, "checkpoint-writer")]
+        written = in_background(write, "checkpoint-writer")
+        return WrittenArrays([CheckpointFile(*file) for file in written.files], frozenset(written.with_nan))
 
     def process_ids(self, snapshot: Snapshot, *, stream: bool = False) -> dict[str, str]:
         """By task, the id of the store it writes: tells saves apart, so that a late writer is recognised."""

@@ -374,15 +374,16 @@ class CheckpointParticipant:
             def wrote(size: int) -> None:
                 job.done += size
 
-            def write() -> list[tuple[str, int, int]]:
+            def write() -> storage.WrittenStore:
                 return storage.write_store(directory, arrays, cancelled=job.unwanted, wrote=wrote, pace=pace)
 
-            files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in in_background(write, "checkpoint-writer")]
+            written = in_background(write, "checkpoint-writer")
             job.arrays = []  # the next updates may work in place again
             self._check_wanted(job, cancelled, "writing a checkpoint")
             if job.cancelled.is_set():
                 raise AbortedError("another chief has taken the lead: the save was cancelled", task=self._task)
-            job.written = Reply.Written(files=files)
+            files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in written.files]
+            job.written = Reply.Written(files=files, with_nan=written.with_nan)
             return job.written
 
     def _to_write(self, order: Order.Write) -> str:

@@ -142,6 +142,19 @@ class CheckpointFile:
     crc32: int
 
 
+@dataclass(frozen=True)
+class WrittenArrays:
+    """What the tasks have written of a snapshot.
+
+    Attributes:
+        files: all files, with checksums; of file systems only.
+        with_nan: the keys of the arrays in which there is a NaN.
+    """
+
+    files: Sequence[CheckpointFile]
+    with_nan: frozenset[str]
+
+
 def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
     """The steps that have written somewhere, but not everywhere.
 

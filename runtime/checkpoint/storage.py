@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,6 +141,7 @@ def write_arrays(
     group_bytes: int = GROUP_BYTES,
     in_flight: int = GROUPS_IN_FLIGHT,
     pace: Pace | None = None,
+    with_nan: set[str] | None = None,
 ) -> Generator[int, None, None]:
     """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
 
@@ -150,6 +151,7 @@ def write_arrays(
         group_bytes: arrays are committed in groups of about so many bytes ...
         in_flight: ... of which so many are under way while the next one is made.
         pace: when to rest between groups.
+        with_nan: is given the keys of the arrays in which there is a NaN.
 
     Yields:
         The bytes of each group that is on disk. Who asks for no more ends the writing.
@@ -200,6 +202,8 @@ def write_arrays(
                     # Orbax takes an array without any chunk for one that was lost on the way.
                     kvstore: Any = store.kvstore
                     kvstore[".".join("0" for _ in placed.full_shape)] = b""
+                if with_nan is not None and placed.key not in with_nan and has_nan(array):
+                    with_nan.add(placed.key)
                 if array.size:
                     target = store[placed.region()] if placed.shape else store
                     target.write(array, can_reference_source_data_indefinitely=True).copy.result()
@@ -227,6 +231,18 @@ def _write_spec(directory: str, placed: ArraySlice) -> dict[str, Any]:
     }
 
 
+class WrittenStore(NamedTuple):
+    """A store that was written.
+
+    Attributes:
+        files: path below the directory's parent, size in bytes and CRC-32 of each; none where there is no file system.
+        with_nan: the keys of the arrays in which there is a NaN.
+    """
+
+    files: list[tuple[str, int, int]]
+    with_nan: list[str]
+
+
 def write_store(
     directory: str,
     arrays: Iterable[tuple[ArraySlice, Array]],
@@ -236,7 +252,7 @@ def write_store(
     group_bytes: int = GROUP_BYTES,
     in_flight: int = GROUPS_IN_FLIGHT,
     pace: Pace | None = None,
-) -> list[tuple[str, int, int]]:
+) -> WrittenStore:
     """Writes arrays as ``write_arrays`` does, so that they survive a power cut.
 
     Args:
@@ -249,11 +265,14 @@ def write_store(
         pace: as in ``write_arrays``.
 
     Returns:
-        (path below the directory's parent, size in bytes, CRC-32) of every file; nothing where there is no file system.
+        What has been written.
     """
+    with_nan: set[str] = set()
     local = is_local(directory)
     sums = Checksums(directory)
-    writing = write_arrays(directory, arrays, group_bytes=group_bytes, in_flight=in_flight, pace=pace)
+    writing = write_arrays(
+        directory, arrays, group_bytes=group_bytes, in_flight=in_flight, pace=pace, with_nan=with_nan
+    )
     with contextlib.closing(writing) as sizes:
         for size in sizes:
             if wrote is not None:
@@ -263,10 +282,18 @@ def write_store(
             if local:
                 sums.advance()  # while the next arrays are on their way to the disk
     if not local:
-        return []
+        return WrittenStore([], sorted(with_nan))
     sync_tree(directory, files=False)  # tensorstore has synced the files
     name = os.path.basename(directory)
-    return [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
+    files = [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
+    return WrittenStore(files, sorted(with_nan))
+
+
+def has_nan(array: Array) -> bool:
+    """Whether a number in an array is NaN; a model whose variables have such numbers has diverged."""
+    import jax.numpy as jnp  # who only reads starts without it
+
+    return bool(jnp.issubdtype(array.dtype, np.inexact)) and bool(np.isnan(array).any())
 
 
 def merge(directory: str, parts: Iterable[str]) -> None:

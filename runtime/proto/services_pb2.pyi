@@ -932,16 +932,22 @@ class CheckpointReply(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         FILES_FIELD_NUMBER: _builtins.int
+        WITH_NAN_FIELD_NUMBER: _builtins.int
         @_builtins.property
         def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
+        @_builtins.property
+        def with_nan(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """arrays, by their keys"""
+
         def __init__(
             self,
             *,
             files: _abc.Iterable[Global___FileDef] | None = ...,
+            with_nan: _abc.Iterable[_builtins.str] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "with_nan", b"with_nan"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
