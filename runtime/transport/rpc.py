@@ -137,12 +137,24 @@ def _options() -> list[tuple[str, str | int]]:
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """Credentials of a server that takes clients with a certificate of its CA, by what the files hold at the time."""
+    used = certificates.current
 
     def configuration() -> grpc.ServerCertificateConfiguration:
-        held = certificates.current
-        return grpc.ssl_server_certificate_configuration([(held.key, held.certificate)], held.authorities)
+        return grpc.ssl_server_certificate_configuration([(used.key, used.certificate)], used.authorities)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, require_client_authentication=True)
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        # Asked before each handshake. What is given replaces what the handshakes under way use: some of them fail by
+        # that, or the process ends with SIGABRT. So it is given only when it is another one.
+        nonlocal used
+        if certificates.current is used:
+            return None
+        used = certificates.current
+        return configuration()
+
+    fetcher = cast(
+        Callable[[], grpc.ServerCertificateConfiguration], changed
+    )  # None is documented, and not in its stub
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetcher, require_client_authentication=True)
 
 
 class _Channel:

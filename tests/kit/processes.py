@@ -29,6 +29,7 @@ from harness.testing.processes import Processes, Zygote
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_SECS = 100.0
 """How long waits last by default: many times what the slowest of them needs on a machine that has other work too."""
+_END_SECS = 1.0
 _SHOWN = 25
 _ONLY = "the program"
 
@@ -106,8 +107,11 @@ class Program:
         return self._processes.expect(_ONLY, pattern, secs)
 
     def story(self) -> str:
-        """The last that it has written, for failures."""
-        return "\n".join([f"{self.name} has written:", *self.lines()[-_SHOWN:]])
+        """The last that it has written, and how it has ended, for failures."""
+        with contextlib.suppress(TimeoutError):
+            self.wait(_END_SECS)  # what it has said comes to an end a moment before itself
+        ended = "" if self.code is None else f", and has ended with {self.code}"
+        return "\n".join([f"{self.name} has written{ended}:", *self.lines()[-_SHOWN:]])
 
     def enter(self, line: str) -> None:
         """Writes a line to its standard input."""
