@@ -165,7 +165,7 @@ class Manifest:
                 files=files,
                 states=body["states"],
                 snapshot=body.get("cut", 0),
-                with_nan=tuple(map(str, body.get("with_nan", ()))),
+                with_nan=tuple(name for name in body.get("with_nan", ()) if name in body["variables"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataLossError):
