@@ -11,8 +11,8 @@ import optax
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
 
-_SHAPES = ((2,), (2,), (2, 3), (2, 3), (2, 2, 2, 3))
-"""Of the variables tried: what a transformation does may depend on the rank, and on others of the same rank."""
+_SHAPES = ((), (2,), (2, 3), (2, 2, 2, 3))
+"""Shapes of the variables that are tried, each twice: what a transformation does may depend on the rank."""
 
 
 def what_mixes(
@@ -44,7 +44,7 @@ def what_mixes(
 
 
 def _variables() -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(shape, "float32") for shape in _SHAPES]
+    return [jax.ShapeDtypeStruct(shape, "float32") for shape in _SHAPES for _ in range(2)]
 
 
 def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, object]) -> bool | None:

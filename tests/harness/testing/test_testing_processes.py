@@ -130,7 +130,7 @@ def test_a_task_hears_and_says() -> None:
         assert task.hear("NAME", "again$")[1] == "hello again"
         task.tell("end")
         assert task.wait() == 4
-        with pytest.raises(AssertionError, match=r"ended without NAME[\s\S]*has written:\nthe end"):
+        with pytest.raises(AssertionError, match=r"ended without NAME[\s\S]*and has ended with 4:\nthe end"):
             task.hear("NAME")
 
 
