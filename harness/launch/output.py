@@ -79,8 +79,8 @@ class Printer:
         self._torn = False
         self.failure = self.last = ""
 
-    def goes_where(self, other: "Printer") -> bool:
-        """Whether what the other writes comes out at the same place: on one terminal, in one file."""
+    def shares_output_with(self, other: "Printer") -> bool:
+        """Whether both write to one terminal, or into one file."""
         return os.path.samestat(os.fstat(self._stream.fileno()), os.fstat(other._stream.fileno()))
 
     def write(self, name: str, lines: Sequence[str]) -> None:

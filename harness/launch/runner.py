@@ -204,7 +204,7 @@ class Runner:
                 case policy.LogLine(text):
                     self._log(text)
                 case policy.ShowTail(task):
-                    if self._tasks_out.last == str(task) and self._tasks_out.goes_where(self._messages):
+                    if self._tasks_out.last == str(task) and self._tasks_out.shares_output_with(self._messages):
                         continue  # they are on the screen, with nothing of another task below them
                     tail = self._lines[task].tail
                     self._log(f"the last lines of {task}:" if tail else f"{task} wrote nothing")

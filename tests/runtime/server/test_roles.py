@@ -12,7 +12,6 @@ import pathlib
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +37,7 @@ from runtime.transport.roles import ClientRole, identity_of
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
 from tests.runtime import kit
+from tests.runtime.transport.kit import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -502,14 +502,14 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster
                 with pytest.raises(rt.PermissionDeniedError, match=f"{PS}: .* it is that of /job:worker/task:1"):
                     ask(channel, wait=wait)
         with a_ps(cluster, spec, tmp_path / "again", good):
-            deadline = time.monotonic() + 60
-            while True:
+
+            def answers() -> bool:
                 try:
-                    assert ask(channel) == PS
-                    break
-                except rt.UnavailableError as error:  # gRPC connects anew after a pause
-                    assert "refused" in str(error) and time.monotonic() < deadline
-                    time.sleep(0.05)
+                    return ask(channel) == PS
+                except rt.UnavailableError:  # gRPC connects anew after a pause
+                    return False
+
+            assert eventually(answers, 60)
 
 
 def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_path: pathlib.Path) -> None:
