@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.fuzz import files, flag_values, frames, modules, orders, programs, protobufs
+from tests.fuzz import files, flag_values, frames, handshakes, modules, orders, programs, protobufs
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Kind:
 
 KINDS: Final[Mapping[str, Kind]] = {
     "frames": Kind("frames of the tensor channel", 1_000_000, frames.fuzz),
+    "handshakes": Kind("TLS handshakes with both ports", 100_000, handshakes.fuzz),
     "protobufs": Kind("requests to the gRPC port", 100_000, protobufs.fuzz),
     "programs": Kind("mutated expression lists", 100_000, programs.fuzz),
     "modules": Kind("valid modules of StableHLO", 10_000, modules.fuzz),

@@ -62,10 +62,9 @@ def fuzz(count: int, seed: int) -> str:
     chance = random.Random(f"frames:{seed}")
     counts: Counter[str] = Counter()
     with Victim() as victim:
-        port = _port(victim)
         sent = checked = 0
         while sent < count:
-            sent += _one_connection(port, victim.key, chance, counts, count - sent)
+            sent += _one_connection(victim.data_port, victim.key, chance, counts, count - sent)
             if sent * CHECKS // count > checked:
                 checked = sent * CHECKS // count
                 victim.lives()
@@ -73,15 +72,6 @@ def fuzz(count: int, seed: int) -> str:
         return f"{sent:,} frames on {counts['connections']:,} connections, {counts['answers']:,} answers; " + (
             victim.story()
         )
-
-
-def _port(victim: Victim) -> int:
-    from runtime.proto import services_pb2 as pb
-    from runtime.proto import services_pb2_grpc
-    from runtime.transport import rpc
-
-    with rpc.open_channel(victim.address) as channel:
-        return int(services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60).data_port)
 
 
 def _one_connection(port: int, key: bytes, chance: random.Random, counts: Counter[str], most: int) -> int:

@@ -6,6 +6,7 @@ from tests.fuzz.__main__ import KINDS
 
 BOUNDED = {
     "frames": 3000,
+    "handshakes": 3000,
     "protobufs": 1500,
     "programs": 200,
     "orders": 200,

@@ -7,6 +7,7 @@ worker a step.
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import threading
 from typing import Final, Self
 
@@ -14,7 +15,11 @@ import numpy as np
 import psutil
 
 import runtime as rt
-from runtime.transport.security import find_token
+from runtime.proto import services_pb2 as pb
+from runtime.proto import services_pb2_grpc
+from runtime.transport import rpc
+from runtime.transport.endpoint import FAST_PATH_VARIABLE
+from runtime.transport.security import VARIABLE, Security, find_token
 from tests.runtime import kit
 
 PS: Final = "/job:ps/task:0"
@@ -27,13 +32,18 @@ THREADS: Final = 64
 class Victim:
     """The ps, its address, and the training.
 
+    Args:
+        certificates: directory with those of both tasks, which then talk over TLS alone; by default they have a token.
+
     Attributes:
         address: of its control plane.
-        key: its token.
+        data_port: of its tensor channel.
+        key: its token, empty with certificates.
         steps: that the worker has done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificates: pathlib.Path | None = None) -> None:
+        self._certificates = certificates
         self._stack = contextlib.ExitStack()
         self.steps = 0
         self._failure: BaseException | None = None
@@ -46,22 +56,29 @@ class Victim:
         cluster = kit.addresses(ps=1, worker=1)
         (self.address,) = cluster["ps"]
         with self._stack:
-            (self._process,) = self._stack.enter_context(kit.processes(cluster, ("ps", 0)))
-            worker = self._stack.enter_context(rt.Server(cluster, "worker", 0))
+            security, env = None, dict[str, str]()
+            if self._certificates is not None:
+                security = Security(certificates=self._certificates)
+                env = {VARIABLE: str(self._certificates), FAST_PATH_VARIABLE: "0"}
+            (self._process,) = self._stack.enter_context(kit.processes(cluster, ("ps", 0), env=env))
+            worker = self._stack.enter_context(rt.Server(cluster, "worker", 0, security=security))
             with rt.Graph().as_default() as graph, rt.device(PS):
                 self._w = rt.Variable(np.zeros(3, np.int32), name="w")
                 self._step = self._w.assign_add(np.ones(3, np.int32))
                 initialize = rt.global_variables_initializer()
             self._session = self._stack.enter_context(rt.Session(worker.target, graph))
             self._session.run(initialize)
-            token = find_token(self.address, None, 60)
-            assert token is not None
-            self.key = token.key
+            token = find_token(self.address, security, 60)
+            assert (token is None) == (security is not None)
+            self.key = b"" if token is None else token.key
             self._thread = threading.Thread(target=self._train, name="trains")
             self._thread.start()
             self._stack.callback(self._stop)
             status = rt.probe(self.address, 60)
             self.incarnation = status.incarnation
+            with rpc.open_channel(self.address) as channel:
+                asked = services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+            self.data_port = int(asked.data_port)
             self._stack = self._stack.pop_all()
         return self
 

@@ -53,10 +53,10 @@ def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int, **options:
 
 
 @contextlib.contextmanager
-def processes(cluster: Mapping[str, Sequence[str]], *names: tuple[str, int]) -> Iterator[list[Program]]:
-    """Server processes for some tasks of a cluster; all gone at the end, by SIGTERM."""
+def processes(cluster: Mapping[str, Sequence[str]], *names: tuple[str, int], **options: Any) -> Iterator[list[Program]]:
+    """Server processes for some tasks of a cluster, each with the ``options``; all gone at the end, by SIGTERM."""
     with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(serve(cluster, job, index)) for job, index in names]
+        made = [stack.enter_context(serve(cluster, job, index, **options)) for job, index in names]
         try:
             yield made
         finally:
