@@ -62,8 +62,11 @@ def is_narrow(dtype: DType) -> bool:
 
 
 def is_unknown_to_xla(dtype: DType) -> bool:
-    """Whether XLA has no such elements; most programs with them it refuses, and at some it ends the process."""
-    return dtype.name.startswith("float6_")
+    """Whether XLA has no such elements; most programs with them it refuses, and at some it ends the process.
+
+    JAX takes elements of one bit for truth values, which are stored in another way: no such program runs.
+    """
+    return dtype.name.startswith("float6_") or dtype.name in ("int1", "uint1")
 
 
 def optional(kind: AttributeKind) -> AttributeKind:

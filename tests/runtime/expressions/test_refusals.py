@@ -177,6 +177,10 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
         lambda: changed(empty("float6_e2m3fn")),
         "'empty': float6_e2m3fn cannot be computed with",
     ),
+    "an argument of elements that XLA does not know": (
+        lambda: changed(argument("int1", 5)),
+        "an argument is of int1, which cannot be computed with|'int1' is not a dtype",  # ml_dtypes has it since 0.6
+    ),
     "an attribute that is missing": (
         lambda: changed(lambda m: m.main.equations[-1].attributes.pop(), broadcast(3)),
         "'broadcast_in_dim' needs the attribute",
