@@ -25,6 +25,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod, failed
 from harness.launch.tasks import attempt, launcher_ends_ps
+from harness.training.last_save import not_saved, save_the_end, saved_step
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import interrupt_between_locks, shielded
 from harness.training.run_end import note_end
@@ -42,7 +43,6 @@ _STOP_WAIT_SECS = 60.0
 _AT_EXIT_SECS = 5.0
 LEAST_SILENCE_SECS = 4.0
 """A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
-_ADVICE = "start this task again to train them"
 GOES_TOO_SECS = 2.0
 """How long a chief waits before it saves for a ps that has been told to go: one that is told, too, saves at its end."""
 LAST_SAVE_SECS = 10.0
@@ -424,7 +424,15 @@ class Lifecycle:
         elif not self.late:
             if saves:
                 try:
-                    save_the_end(session, final, self._global_step, self._reached, str(checkpoint_dir), over=over)
+                    save_the_end(
+                        session,
+                        final,
+                        self._global_step,
+                        self._reached,
+                        str(checkpoint_dir),
+                        over=over,
+                        signalled=lambda: bool(signals),
+                    )
                 except (rt.CancelledError, RuntimeError) as error:
                     if not self._silenced:
                         raise
@@ -573,94 +581,3 @@ def _report_at_exit(life: weakref.ref[Lifecycle]) -> None:
     known = life()
     if known is not None:
         known.at_exit()
-
-
-def save_the_end(
-    session: ManagedSession,
-    final: Callable[[rt.Session], object],
-    global_step: Any,
-    reached: int | None,
-    checkpoint_dir: str,
-    *,
-    over: bool,
-) -> None:
-    """Has ``final`` write what is last, and makes sure that it holds the step that training had come to.
-
-    A task that dies while training ends takes its variables along. The chief restores them, but the loop that would
-    train the lost steps again is over. So the end is an error then, and nobody is told that training is done: the chief
-    that is started again finds the restored model alive and trains what is missing.
-
-    Args:
-        session: the training session; lost tasks are recovered for as long as its grace period lasts.
-        final: writes the last checkpoint and summaries; begun anew when a task is lost meanwhile.
-        global_step: the global step.
-        reached: how far training had come; None when nobody knows.
-        checkpoint_dir: where the newest checkpoint lies.
-        over: training is done; False when it was interrupted and will be taken up again: losses are only logged.
-
-    Raises:
-        AbortedError: a task was lost, and with it steps that nobody has trained again; names it and them.
-        UnavailableError, DeadlineExceededError: the same, and the lost task has not come back.
-    """
-    while True:
-        raw = session.raw  # a recovery within final would put old values into a checkpoint of the end
-        try:
-            now = int(raw.run(global_step))
-            final(raw)
-            break
-        except LOST_CONTACT as error:
-            try:
-                session.recover(raw, error)
-            except (rt.DeadlineExceededError, *LOST_CONTACT) as gone:
-                text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
-                _tell(type(gone)(text, task=gone.task), gone, over)
-                return
-        except (rt.CancelledError, RuntimeError):
-            if not session.replaced(raw):  # by a recovery that was under way
-                raise
-    if reached is not None and now < reached:
-        loss = session.last_loss
-        who = "was lost" if loss is not None and loss.task else "a task was lost"
-        text = (
-            f"{who} while training was ending: back from step {reached} to step {now}, {reached - now} steps are lost; "
-            f"{_ADVICE}"
-        )
-        _tell(rt.AbortedError(text, task=loss.task if loss is not None else ""), loss, over)
-
-
-def saved_step(checkpoint_dir: str) -> int | None:
-    """The step of the newest checkpoint of a directory; None when there is none, or nobody can tell."""
-    from harness.checkpoints.saver import latest_checkpoint
-
-    try:
-        name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
-    except (rt.UnavailableError, rt.PermissionDeniedError) as error:
-        logging.warning("which checkpoint is the newest is not known: %s", error)
-        return None
-    return int(name) if name.isdigit() else None
-
-
-def not_saved(reached: int | None, checkpoint_dir: str) -> str:
-    """What is lost when nothing is saved any more, in words.
-
-    Args:
-        reached: how far training had come; None when nobody knows.
-        checkpoint_dir: where the newest checkpoint lies.
-    """
-    from harness.checkpoints.saver import latest_checkpoint
-
-    try:
-        found = latest_checkpoint(checkpoint_dir)
-    except (rt.UnavailableError, rt.PermissionDeniedError) as error:  # this is for a message that must come out
-        return f"what was done since the last checkpoint is not saved: which one is the newest is not known ({error})"
-    kept = f"the newest checkpoint is {found}" if found else "there is no checkpoint"
-    name = os.path.basename(found) if found else "0"
-    if reached is None or not name.isdigit() or int(name) >= reached:
-        return f"what was done since the last checkpoint is not saved: {kept}"
-    return f"step {reached} is not saved, {kept}: steps {int(name) + 1} to {reached} are lost"
-
-
-def _tell(error: rt.OpError, cause: BaseException | None, over: bool) -> None:
-    if over:
-        raise error from cause
-    logging.error("%s", error)

@@ -1,11 +1,14 @@
 """Trains in a directory whose disk runs full, gets room again, and is full at the end.
 
-python -m tests.harness.checkpoints.full_disk_program supervisor|monitored DIRECTORY
+    python -m tests.harness.checkpoints.full_disk_program supervisor|monitored room|none|SIGTERM DIRECTORY
+
+While the last save waits for room, it gets some; or there is none, for as long as it waits; or a signal comes.
 """
 
 import logging as std_logging
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import harness
 import runtime as rt
+from harness.training import last_save
 
 SIZE = 1 << 17
 SECS = 60.0
@@ -38,9 +42,14 @@ class _Told(std_logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._lines: list[str] = []
+        self.at_the_end: Callable[[], object] | None = None
+        """Done while the last save waits for room."""
 
     def emit(self, record: std_logging.LogRecord) -> None:
         self._lines.append(record.getMessage())
+        if self.at_the_end is not None and "the last checkpoint waits for room" in self._lines[-1]:
+            print("WAITED", flush=True)
+            self.at_the_end()
 
     def has(self, text: str) -> bool:
         return any(text in line for line in self._lines)
@@ -48,7 +57,7 @@ class _Told(std_logging.Handler):
 
 def main() -> None:
     """Trains."""
-    kind, directory = sys.argv[1], pathlib.Path(sys.argv[2])
+    kind, end, directory = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
     logging.set_verbosity(logging.INFO)
     told = _Told()
     logging.get_absl_logger().addHandler(told)
@@ -71,8 +80,15 @@ def main() -> None:
             log_step_count_steps=10,
         )
     filler = directory / "filler"
+    told.at_the_end = {
+        "room": filler.unlink,
+        "none": lambda: None,
+        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    }[end]
+    if end == "none":
+        last_save.ROOM_SECS = 1.0
     try:
-        with session as sess:
+        with harness.preemptible(), session as sess:
 
             def until(condition: Callable[[], bool]) -> None:
                 deadline = time.monotonic() + SECS
@@ -110,8 +126,14 @@ def main() -> None:
             until(lambda: told.has("events are written again"))
             print("SAVED AGAIN", flush=True)
             fill()
+            ended_at = int(sess.run(step))
+        print("ENDED WELL", flush=True)
     except rt.OpError as error:
-        print(f"ENDED WITH {type(error).__name__}", flush=True)
+        print(f"ENDED WITH {type(error).__name__}: {error}", flush=True)
+    except SystemExit as error:
+        print(f"ENDED BY {error.code}", flush=True)
+    saved = harness.latest_checkpoint(str(directory))
+    assert saved is not None and (int(os.path.basename(saved)) == ended_at) == (end == "room"), (saved, ended_at)
     (path,) = directory.glob("events.out.tfevents.*")
     steps = [event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
     assert min(steps) < full_at < max(steps), (steps, full_at)

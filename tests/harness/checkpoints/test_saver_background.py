@@ -4,6 +4,7 @@ import itertools
 import logging as std_logging
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness import exit_codes
 from harness.checkpoints import save_job
 from harness.checkpoints.manifest import Manifest, read_manifest
 
@@ -245,7 +247,7 @@ def test_a_state_that_cannot_be_had_costs_itself_only(tmp_path: pathlib.Path, ca
 # -- a disk that is really full ------------------------------------------------------------------------------------
 
 
-def _full_disk(kind: str, directory: pathlib.Path) -> str:
+def _full_disk(kind: str, end: str, directory: pathlib.Path) -> str:
     """Runs the program of this test on a small file system of its own; skips where none can be mounted."""
     mount = f"mount -t tmpfs -o size=8m tmpfs {directory}"
     try:
@@ -253,7 +255,9 @@ def _full_disk(kind: str, directory: pathlib.Path) -> str:
             pytest.skip("needs the right to mount a small file system")
     except OSError:
         pytest.skip("needs unshare")
-    program = f"{mount} && exec {sys.executable} -m tests.harness.checkpoints.full_disk_program {kind} {directory}"
+    program = (
+        f"{mount} && exec {sys.executable} -m tests.harness.checkpoints.full_disk_program {kind} {end} {directory}"
+    )
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", program],
         capture_output=True,
@@ -267,12 +271,26 @@ def _full_disk(kind: str, directory: pathlib.Path) -> str:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("kind", ["supervisor", "monitored"])
-def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind: str) -> None:
-    told = _full_disk(kind, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "end", "how"),
+    [
+        ("supervisor", "room", "ENDED WELL"),
+        ("monitored", "room", "ENDED WELL"),
+        (
+            "supervisor",
+            "none",
+            r"ENDED WITH ResourceExhaustedError: .* is full.*; step \d+ is not saved, the newest check",
+        ),
+        ("supervisor", "SIGTERM", f"ENDED BY {exit_codes.PREEMPTED.plain}"),
+    ],
+)
+def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind: str, end: str, how: str) -> None:
+    """And not the last of them, where somebody makes room."""
+    told = _full_disk(kind, end, tmp_path)
     assert "is full" in told and "training goes on, without this checkpoint: make room" in told
-    for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "ENDED WITH ResourceExhaustedError", "EVENTS GO ON"):
+    for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "WAITED", "EVENTS GO ON"):
         assert line in told, told[-3000:]
+    assert re.search(how, told), told[-3000:]
 
 
 def test_the_phases_of_a_save_come_in_their_order(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

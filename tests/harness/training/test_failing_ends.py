@@ -13,7 +13,7 @@ import pytest
 import harness
 import runtime as rt
 from harness import exit_codes
-from harness.training import lifecycle
+from harness.training import last_save
 from harness.training.preemption import preemptible, shielded
 
 pytestmark = pytest.mark.disk
@@ -119,14 +119,14 @@ def closed_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_message_of_a_loss_does_not_need_the_log_directory(closed_directory: pathlib.Path) -> None:
     with pytest.raises(rt.UnavailableError):
         harness.latest_checkpoint(str(closed_directory))
-    text = lifecycle.not_saved(15, str(closed_directory))
+    text = last_save.not_saved(15, str(closed_directory))
     assert "what was done since the last checkpoint is not saved" in text and "Stale file handle" in text
 
 
 def test_the_others_are_told_without_the_log_directory(
     closed_directory: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert lifecycle.saved_step(str(closed_directory)) is None
+    assert last_save.saved_step(str(closed_directory)) is None
     assert "which checkpoint is the newest is not known" in caplog.text
 
 
