@@ -22,7 +22,7 @@ import numpy as np
 
 import harness
 from benchmarks import chaos_ledger
-from harness.monitoring.rates import Parser
+from harness.command_line import Parser
 from harness.testing import PRELOAD, FaultPlan, Injected, Kind, LocalCluster, no_leaks
 
 ACCURACY = 0.97

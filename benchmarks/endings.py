@@ -26,7 +26,7 @@ from pathlib import Path
 import harness
 from benchmarks import chaos_ledger
 from harness import exit_codes
-from harness.monitoring.rates import Parser
+from harness.command_line import Parser
 from harness.testing import PRELOAD, Life, LocalCluster, no_leaks
 
 STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")

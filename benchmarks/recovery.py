@@ -30,7 +30,8 @@ from pathlib import Path
 
 from benchmarks.chaos_ledger import Entry
 from benchmarks.common import PEERS_PYTHON, ROOT
-from harness.monitoring.rates import Parser, table
+from harness.command_line import Parser
+from harness.monitoring.rates import table
 from harness.testing import PRELOAD, LocalCluster
 
 RESULTS = ROOT / "benchmarks" / "results"

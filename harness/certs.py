@@ -15,7 +15,6 @@ Tasks and clients then get the directory: --security=certs, or BELLWETHER_SECURI
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import ipaddress
 import os
@@ -32,6 +31,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from harness.command_line import Parser
 
 AUTHORITY: Final = "ca"
 """Name of the files of the CA."""
@@ -310,15 +311,12 @@ def _days(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Makes certificates as the command line says; gives the exit code."""
-    about, _, examples = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        "python -m harness.certs", description=about, epilog=examples, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = Parser("harness.certs", __doc__ or "")
     parser.add_argument("--out", required=True, type=Path, help="directory for the files; made if it is not there")
     parser.add_argument(
         "--hosts",
         required=True,
-        help="hosts with commas between them, by the names or addresses that the tasks of the cluster have, without\n"
+        help="hosts with commas between them, by the names or addresses that the tasks of the cluster have, without "
         "ports; further names of one host follow it with a +, as in ps1+10.0.0.7",
     )
     parser.add_argument(

@@ -27,7 +27,8 @@ from harness.checkpoints import layout
 from harness.checkpoints.layout import find_checkpoint, managers_below, problems_of, steps_in
 from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
-from harness.monitoring.rates import Parser, sizes, table
+from harness.command_line import Parser
+from harness.monitoring.rates import sizes, table
 from runtime.lowlevel import storage
 
 

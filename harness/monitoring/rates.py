@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import runtime as rt
-from harness import exit_codes
 
 _NUMBER = re.compile(r"[\d.]+( [KMGT]?B|%)?")
 
@@ -136,26 +132,3 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def _aligned(column: Sequence[str], right: bool) -> list[str]:
     width = max(map(len, column))
     return [cell.rjust(width) if right else cell.ljust(width) for cell in column]
-
-
-class Parser(argparse.ArgumentParser):
-    """Arguments of a command that shows things: a mistake is one line, and the exit code "configuration".
-
-    Args:
-        program: such as "harness.status".
-        text: what ``--help`` says.
-    """
-
-    def __init__(self, program: str, text: str) -> None:
-        super().__init__(
-            prog=f"python -m {program}",
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        self._program = program
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the program."""
-        print(f"{self._program}: {' '.join(message.split())} (see --help)", file=sys.stderr)
-        raise SystemExit(exit_codes.CONFIGURATION.plain)

@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, replace
 
 import runtime as rt
 from harness import exit_codes
-from harness.monitoring.rates import Figures, Parser, figures, sizes, table
+from harness.command_line import Parser
+from harness.monitoring.rates import Figures, figures, sizes, table
 from harness.monitoring.status_screen import Screen, terminal
 
 _AT_ONCE = 32

@@ -38,6 +38,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "harness": (
         ("coordinator", "exit_codes"),
+        ("command_line",),
         ("launch",),
         ("tensorboard",),
         ("monitoring",),
