@@ -65,7 +65,10 @@ CONFIGURATION = ExitCode(
     Retry.NEVER,
     *(2, 2, 42, 2),
     also=(126, 127),  # of shells: a program that cannot be run, and none of that name
-    errors=("InvalidArgumentError", "UnauthenticatedError", "PermissionDeniedError", "UnimplementedError"),
+    errors=(
+        *("InvalidArgumentError", "UnauthenticatedError", "PermissionDeniedError", "UnimplementedError"),
+        "BdbQuit",  # breakpoint() without a terminal
+    ),
 )
 DATA = ExitCode(
     "data", "data or a checkpoint is missing or damaged", Retry.NEVER, 65, 2, 42, 65, errors=("DataLossError",)

@@ -1,5 +1,6 @@
 """The table of exit codes: that it is one, that engines read it as it says, and that programs end by it."""
 
+import bdb
 import builtins
 import os
 import pathlib
@@ -62,7 +63,7 @@ def test_codes_are_translated_at_the_edge(scheme: str) -> None:
 def test_the_errors_of_the_table_exist_and_their_subclasses_are_found() -> None:
     for row in TABLE:
         for name in row.errors:
-            kind = getattr(rt, name, None) or getattr(rt.lowlevel, name, None) or getattr(builtins, name)
+            (kind,) = {getattr(place, name) for place in (rt, rt.lowlevel, builtins, bdb) if hasattr(place, name)}
             for error in (kind("x"), type("Sub", (kind,), {})("x")):
                 assert exit_codes.of_error(error, begun=False) is row
                 assert exit_codes.of_error(error) is (exit_codes.FAILED if row is exit_codes.BUG else row)
