@@ -1,14 +1,14 @@
 """Clusters of real processes for the recovery tests, driven by what they say, killed and frozen at will."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from harness.launch.ports import free_ports
 from tests.harness import cluster_program
-from tests.kit.processes import TIMEOUT_SECS, Task
+from tests.kit.processes import Task
+from tests.kit.waits import until
 
 
 class Cluster:
@@ -61,10 +61,7 @@ def cluster(ps: int, workers: int, **options: Any) -> Iterator[Cluster]:
 
 def wait_saved(logdir: Path, step: int) -> None:
     """Waits until a checkpoint that is written in the background is there."""
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not (logdir / "model.ckpt" / str(step)).is_dir():  # it gets this name when it is whole
-        assert time.monotonic() < deadline, f"no checkpoint of step {step} in {logdir}"
-        time.sleep(0.01)
+    until((logdir / "model.ckpt" / str(step)).is_dir, f"step {step} is saved")  # it gets this name when it is whole
 
 
 def consistent(values: list[Any]) -> int:

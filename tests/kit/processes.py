@@ -25,10 +25,9 @@ import psutil
 
 from harness.testing import PRELOAD
 from harness.testing.processes import Processes, Zygote
+from tests.kit.waits import TIMEOUT_SECS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TIMEOUT_SECS = 100.0
-"""How long waits last by default: many times what the slowest of them needs on a machine that has other work too."""
 _END_SECS = 1.0
 _SHOWN = 25
 _ONLY = "the program"

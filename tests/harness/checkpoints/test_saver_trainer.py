@@ -4,8 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import harness
 from harness.checkpoints.manifest import read_manifest
 from tests.kit.processes import Program
+from tests.kit.waits import until
 from tests.runtime import kit
 
 pytestmark = pytest.mark.chaos
@@ -78,7 +78,7 @@ def test_a_restarted_worker_goes_on_with_its_own_data(tmp_path: pathlib.Path, mn
         trainers.start("ps", 0)
         trainers.start("worker", 0)
         second = trainers.start("worker", 1)
-        seen = _until(lambda: _epoch_of(logdir, 1))
+        seen = until(lambda: _epoch_of(logdir, 1), every=0.1)
         second.kill()
         found = trainers.start("worker", 1).expect(r"going on with the data at epoch ([\d.]+)")
     assert float(found[1]) >= seen - 1e-3  # never back to the beginning
@@ -105,11 +105,3 @@ def _epoch_of(logdir: pathlib.Path, worker: int) -> float | None:
         if state and state["position"]:
             return float(state["epoch"]) + float(state["position"]) / (state["num_examples"] / 2)
     return None
-
-
-def _until(look: Callable[[], T | None], secs: float = 100.0) -> T:
-    deadline = time.monotonic() + secs
-    while (found := look()) is None:
-        assert time.monotonic() < deadline, f"nothing within {secs} s"
-        time.sleep(0.1)  # files of another process tell nobody when they change
-    return found

@@ -1,23 +1,25 @@
 """A real Slurm of two hosts for tests (tests/tools/slurm_two_hosts.sh), and jobs of the scripts in configs/."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import psutil
+
+from tests.kit import waits
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TIMEOUT_SECS = 150.0
 """How long waits last: many times what the slowest needs on a machine that has other work too."""
 _NEEDED = ("slurmctld", "slurmd", "munged", "srun", "ip", "unshare", "nsenter")
 _POLL_SECS = 0.1
+until = functools.partial(waits.until, secs=TIMEOUT_SECS, every=_POLL_SECS)
 
 
 def why_no_slurm() -> str:
@@ -200,12 +202,3 @@ class Job:
     def host(self, name: str) -> str:
         """The host on which a task runs."""
         return self.task(name).environ()["SLURMD_NODENAME"]
-
-
-def until(look: Callable[[], Any], what: str) -> Any:
-    """Waits until ``look`` gives something true, and gives it."""
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {TIMEOUT_SECS:g} s: {what}"
-        time.sleep(_POLL_SECS)
-    return found

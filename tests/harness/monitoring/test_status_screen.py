@@ -18,7 +18,8 @@ import pytest
 import runtime as rt
 from harness.monitoring.status_screen import fitting
 from runtime.server.local_cluster import InProcessCluster
-from tests.kit.processes import ROOT, TIMEOUT_SECS
+from tests.kit.processes import ROOT
+from tests.kit.waits import TIMEOUT_SECS
 
 pytest.importorskip("rich")
 

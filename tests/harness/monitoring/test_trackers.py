@@ -11,7 +11,6 @@ import pathlib
 import signal
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ import runtime as rt
 from harness.monitoring import trackers
 from harness.monitoring.trackers import Outcome
 from tests.kit.processes import Program
+from tests.kit.waits import until
 
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="no wandb: make test-trackers")
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="no mlflow: make test-trackers")
@@ -234,10 +234,7 @@ def killed_and_taken_up(tracker: str, logdir: pathlib.Path, held: Callable[[], S
     env = {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     with Program(*command, "4", "--wait", *flags, cold=True, env=env) as program:
         program.expect("trained")
-        deadline = time.monotonic() + 60
-        while not held()[0]:
-            assert time.monotonic() < deadline, program.story()
-            time.sleep(0.05)
+        until(lambda: held()[0])
         program.signal(signal.SIGKILL)
         program.wait()
     with Program(*command, "7", *flags, cold=True, env=env) as program:

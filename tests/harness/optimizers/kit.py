@@ -78,15 +78,6 @@ def in_threads(actions: list[Callable[[], Any]], secs: float = 100.0) -> list[An
     return results
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits for what no event tells; fails after a minute."""
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to that")
-
-
 def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     """What one process gets on the concatenated batches: ``x`` and ``y`` are [steps, workers, rows, ...]."""
     transformation = RULES[rule]()

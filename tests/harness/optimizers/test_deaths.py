@@ -10,9 +10,10 @@ import pytest
 
 import harness
 import runtime as rt
-from tests.harness.optimizers.kit import alone, reset, serving, start, steps, wait_until
+from tests.harness.optimizers.kit import alone, reset, serving, start, steps
 from tests.harness.optimizers.task import STEPS, Model, Replica, batches
 from tests.kit.processes import Task
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.chaos
 
@@ -59,7 +60,7 @@ def test_backup_workers(spec: Spec) -> None:
         def refused() -> int:
             return sum(not counted for p in processes for _, counted in steps(p))
 
-        wait_until(lambda: refused() >= dropped - len(processes))  # each may have one answer that it has not said
+        until(lambda: refused() >= dropped - len(processes))  # each may have one answer that it has not said
         assert 0 < refused() <= dropped
     finally:
         for process in processes:
@@ -146,7 +147,7 @@ def test_a_chief_that_dies_inside_a_step_leaves_it_to_the_next(ps: int, when: st
         try:
             assert processes[0].wait() == -signal.SIGKILL
             with _watching(server) as waiting_for:
-                wait_until(lambda: says in waiting_for())
+                until(lambda: says in waiting_for())
             answered = 21 if when == "committed" else 20
             processes[1].wait_for(lambda said: said[-1:] == [("STEP", (answered, True))])
             processes.append(start("worker", 0, options))

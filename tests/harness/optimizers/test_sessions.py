@@ -8,8 +8,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
-from tests.harness.optimizers.kit import alone, serving, start, steps, wait_until
+from tests.harness.optimizers.kit import alone, serving, start, steps
 from tests.harness.optimizers.task import STEPS, batches
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.chaos
 
@@ -40,10 +41,10 @@ def test_stale_gradients_are_seen_in_tensorboard(tmp_path: pathlib.Path, monitor
         options |= {"monitored": monitored, "summary_secs": 0.3}
         workers = [start("worker", i, options) for i in range(2)]
         try:
-            wait_until(lambda: any(value > 0 for value in _curve(tmp_path)))
+            until(lambda: any(value > 0 for value in _curve(tmp_path)))
             values = _curve(tmp_path)
             assert values == sorted(values)  # it counts
-            wait_until(lambda: any(not counted for worker in workers for _, counted in steps(worker)))
+            until(lambda: any(not counted for worker in workers for _, counted in steps(worker)))
         finally:
             for worker in workers:
                 worker.close()

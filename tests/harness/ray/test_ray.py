@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.kit.processes import Program
+from tests.kit.waits import until
 
 pytestmark = [
     pytest.mark.nightly,
@@ -46,14 +46,6 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Program]]:
 
 def below(program: Program) -> list[psutil.Process]:
     return psutil.Process(program.pid).children(recursive=True)
-
-
-def until(look: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + TIMEOUT_SECS
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {TIMEOUT_SECS:g} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 def task(program: Program, name: str) -> psutil.Process:

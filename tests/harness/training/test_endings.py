@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 import harness
 from harness import exit_codes
 from harness.testing import PRELOAD, LocalCluster, no_leaks
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.chaos
 
@@ -61,13 +62,6 @@ def chief_and_other(c: LocalCluster, logdir: Path, **others_options: object) -> 
 def go(logdir: Path, index: int) -> None:
     """Lets a worker that has paused go on."""
     (logdir / f"go-{index}").touch()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def saved(logdir: Path) -> int:
@@ -301,7 +295,7 @@ def test_a_chief_that_is_preempted_while_it_waits_saves(style: str, tmp_path: Pa
 def test_a_signal_during_the_last_save_does_not_cost_it(style: str, number: int, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE=style, SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
-        wait_for(lambda: bool(c.lines(chief, "SAVED")))  # the first one, of the beginning
+        until(lambda: bool(c.lines(chief, "SAVED")))  # the first one, of the beginning
         go(tmp_path, 0)
         c.expect(chief, "TRAINED")
         c.expect(chief, "SAVING")
@@ -380,7 +374,7 @@ def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(style: s
 def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_training_is_over(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE="managed", SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
-        wait_for(lambda: bool(c.lines(chief, "SAVED")))
+        until(lambda: bool(c.lines(chief, "SAVED")))
         go(tmp_path, 0)
         c.expect(chief, "TRAINED")
         c.expect(chief, "SAVING")
@@ -407,7 +401,7 @@ def test_a_ps_that_is_started_again_knows_who_was_through_before(tmp_path: Path)
 def test_a_ps_that_is_started_again_after_the_last_save_is_told_that_training_is_over(tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, workers=1, STYLE="managed", LATE_SECS=600, SAVED_SECS=3, GRACE_SECS=60) as c:
         chief = start(c, 0, PAUSE_AT=5)
-        wait_for(lambda: bool(c.lines(chief, "SAVED")))
+        until(lambda: bool(c.lines(chief, "SAVED")))
         go(tmp_path, 0)
         c.expect(chief, "TRAINED")
         c.expect(chief, "SAVED")

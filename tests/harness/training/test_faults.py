@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import harness
 from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.chaos
 
@@ -29,10 +29,7 @@ def started(*flags: str, ps: int = 2, workers: int = 2, links: bool = False) -> 
 
 def wait_checkpoint(logdir: Path) -> None:
     """Waits until there is something to restore."""
-    deadline = time.monotonic() + 60
-    while harness.latest_checkpoint(str(logdir)) is None:
-        assert time.monotonic() < deadline, f"no checkpoint in {logdir}"
-        time.sleep(0.01)
+    until(lambda: harness.latest_checkpoint(str(logdir)), "a checkpoint is there")
 
 
 def sums(cluster: LocalCluster) -> list[float]:

@@ -4,7 +4,7 @@ import inspect
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import harness
 import runtime as rt
 from harness.checkpoints.saver import latest_checkpoint
 from harness.training import lifecycle
+from tests.kit.waits import until
 
 
 @pytest.fixture(autouse=True)
@@ -369,7 +370,7 @@ def test_checkpoints_at_the_start_by_timer_and_at_the_end(tmp_path: pathlib.Path
     _, more = counting()
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
     with sv.managed_session() as sess:
-        wait_for(lambda: latest_checkpoint(str(tmp_path)))
+        until(lambda: latest_checkpoint(str(tmp_path)))
         for _ in range(10):
             sess.run(more)
     steps = sorted(int(p.name) for p in (tmp_path / "model.ckpt").iterdir() if p.name.isdigit())
@@ -383,7 +384,7 @@ def test_event_file(tmp_path: pathlib.Path) -> None:
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=0, save_summaries_secs=0.05)
     with sv.managed_session() as sess:
         sess.run(more)
-        wait_for(lambda: any(v.tag == "global_step/sec" for v in values(sv, tmp_path)))
+        until(lambda: any(v.tag == "global_step/sec" for v in values(sv, tmp_path)))
     assert marks(tmp_path)[0] == ("START", 0)
     assert marks(tmp_path)[1:] == [("CHECKPOINT", 1), ("STOP", 0)]
     assert {v.simple_value for v in values(sv, tmp_path) if v.tag == "double"} <= {0.0, 2.0}
@@ -394,14 +395,6 @@ def values(sv: harness.Supervisor, logdir: pathlib.Path) -> list[Any]:
     if sv.summary_writer is not None and not sv.should_stop():
         sv.summary_writer.flush()
     return [v for e in events(logdir) for v in e.summary.value]
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
-    event = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        event.wait(0.02)
 
 
 def test_a_summary_that_needs_a_feed_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
@@ -494,7 +487,7 @@ def test_an_error_saves_nothing_more(tmp_path: pathlib.Path) -> None:
     sv = harness.Supervisor(logdir=tmp_path, save_model_secs=1000)
     with pytest.raises(ValueError):
         with sv.managed_session() as sess:
-            wait_for(lambda: latest_checkpoint(str(tmp_path)))
+            until(lambda: latest_checkpoint(str(tmp_path)))
             sess.run(more)
             raise ValueError
     assert str(latest_checkpoint(str(tmp_path))).endswith("/0")

@@ -14,8 +14,8 @@ import tensorstore as ts
 
 from runtime.checkpoint import trial
 from tests.kit.processes import ROOT
+from tests.kit.waits import until
 from tests.runtime.kit import in_thread
-from tests.runtime.transport.kit import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -82,7 +82,7 @@ def test_all_threads_of_its_process_are_in_the_sandbox(tmp_path: pathlib.Path) -
         return False
 
     try:
-        assert eventually(confined)
+        until(confined)
     finally:
         with open(tmp_path / "v" / "7", "wb"):  # it reads on
             thread.join(60)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.harness.optimizers.kit import wait_until
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, in_thread, servers, target_of_kind
 
 pytestmark = pytest.mark.cluster
@@ -157,12 +157,12 @@ def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         ps = made[place].worker
         thread, moved = in_thread(lambda: session.run(move, timeout_secs=LIMIT))
-        wait_until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
+        until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
         peer: Any = session._engine._session.tasks[place].peer  # type: ignore[attr-defined]
         before = {lane: lane.connected_at for lane in peer._all_lanes()}
         for lane in before:
             lane.interrupt()
-        wait_until(lambda: any(lane.connected_at > at for lane, at in before.items()))
+        until(lambda: any(lane.connected_at > at for lane, at in before.items()))
         for i in (first, 1 - first):
             session.run(fill[i], {x: i}, timeout_secs=LIMIT)
             assert float(session.run(taken[i], timeout_secs=LIMIT)) == i + 1

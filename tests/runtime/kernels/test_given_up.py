@@ -13,8 +13,9 @@ import pytest
 import runtime as rt
 from runtime.master import flow
 from runtime.transport.peer import Peer
-from tests.harness.optimizers.kit import free_addresses, serving, wait_until
+from tests.harness.optimizers.kit import free_addresses, serving
 from tests.kit.processes import Program, programs
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, in_thread, servers
 
 pytestmark = pytest.mark.cluster
@@ -89,13 +90,13 @@ def test_a_step_that_was_given_up_takes_nothing_later(cluster: dict[str, rt.Serv
     ps = cluster["/job:ps/task:0"]
     client.put(0)
     assert client.take() == 0
-    wait_until(lambda: ps.transport_counters.connections <= 3)
+    until(lambda: ps.transport_counters.connections <= 3)
     before = ps.transport_counters.connections
     for _ in range(5):
         with pytest.raises(rt.DeadlineExceededError):
             client.session.run(client.steps[step], timeout_secs=0.2)
-    wait_until(lambda: _waiting(ps) == 0)
-    wait_until(lambda: ps.transport_counters.connections <= before)  # no thread, no connection stays behind
+    until(lambda: _waiting(ps) == 0)
+    until(lambda: ps.transport_counters.connections <= before)  # no thread, no connection stays behind
     for value in (1, 2, 3):
         client.put(value)
     assert [client.take() for _ in range(3)] == [1, 2, 3]
@@ -130,7 +131,7 @@ def test_many_are_added_once_through_cuts(cluster: dict[str, rt.Server], client:
     taken = []
     with other.session:
         for _ in values:
-            wait_until(lambda: _waiting(ps) == 1 or not thread.is_alive())
+            until(lambda: _waiting(ps) == 1 or not thread.is_alive())
             client.cut()
             taken.append(other.take())
         thread.join(LONG)
@@ -152,16 +153,16 @@ def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[s
         session.run(put, {x: np.ones(3)})
         thread, results = in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
         for _ in range(3):
-            wait_until(lambda: _waiting(ps) == 1 or bool(results))
+            until(lambda: _waiting(ps) == 1 or bool(results))
             seen = ps.transport_counters.accepted
             for lane in session._engine._session.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
                 lane.interrupt()
-            wait_until(lambda seen=seen: ps.transport_counters.accepted > seen or bool(results))  # type: ignore[misc]
+            until(lambda seen=seen: ps.transport_counters.accepted > seen or bool(results))  # type: ignore[misc]
         assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]
         thread.join(LONG)
         assert results == [None]
         assert session.run(take, timeout_secs=LONG).tolist() == [4, 4, 4]
-    wait_until(lambda: all(len(server.worker.rendezvous) == 0 for server in cluster.values()))
+    until(lambda: all(len(server.worker.rendezvous) == 0 for server in cluster.values()))
 
 
 DYING = """
@@ -186,7 +187,7 @@ def test_a_caller_that_is_killed_takes_and_adds_nothing(what: str) -> None:
         client.session.run(client.init)
         process = Program("python", "-c", DYING, json.dumps([spec, what]))
         try:
-            wait_until(lambda: _waiting(ps) == (2 if what == "of two queues" else 1))
+            until(lambda: _waiting(ps) == (2 if what == "of two queues" else 1))
             process.kill()
             expected = list(range(100, 110)) if what == "put_many" else [1, 2]
             if what != "put_many":  # at once: nobody has told the ps that the caller is dead
@@ -272,7 +273,7 @@ def test_killed_callers_take_nothing_along() -> None:
             for _ in range(5):
                 giver.put(given)
                 given += 1
-            wait_until(lambda given=given: len(taken()) >= given)  # type: ignore[misc]
+            until(lambda given=given: len(taken()) >= given)  # type: ignore[misc]
         assert sorted(taken()) == list(range(given))
         giver.session.close()
 
@@ -296,13 +297,13 @@ def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
     with other.session:
         with queue._changed:
             thread, results = in_thread(other.take)
-            wait_until(lambda: _waiting(ps) == 1)
+            until(lambda: _waiting(ps) == 1)
             if end == "hangs up":
                 other.peer().cancel_calls()
             else:
                 other.session.close()
             ((_, cancelled),) = next(iter(ps.worker._waits.values()))
-            wait_until(cancelled.is_set)
+            until(cancelled.is_set)
         thread.join(LONG)
         assert isinstance(results[0], rt.CancelledError)
     assert int(client.session.run(client.size)) == 1

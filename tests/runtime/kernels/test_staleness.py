@@ -14,8 +14,9 @@ import runtime as rt
 from runtime.errors import CancelledError, DeadlineExceededError
 from runtime.kernels.staleness import StalenessBound
 from runtime.state.cancellation import Cancellation
-from tests.harness.optimizers.kit import cluster, in_threads, wait_until
+from tests.harness.optimizers.kit import cluster, in_threads
 from tests.harness.optimizers.task import Replica, batches
+from tests.kit.waits import until
 
 
 def _now() -> Cancellation:
@@ -124,7 +125,7 @@ def test_a_fast_worker_is_held_at_the_bound() -> None:
         thread.start()
         # It joined where the slow one was, 1: three steps ahead are answered, the next is in and waits.
         for bound in (3, 4):
-            wait_until(lambda bound=bound: len(done) >= bound)  # type: ignore[misc]
+            until(lambda bound=bound: len(done) >= bound)  # type: ignore[misc]
             thread.join(0.3)
             assert len(done) == bound
             if bound == 3:

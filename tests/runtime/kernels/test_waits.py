@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from tests.harness.optimizers.kit import cluster, free_addresses, reset, wait_until
+from tests.harness.optimizers.kit import cluster, free_addresses, reset
 from tests.kit.processes import Program
+from tests.kit.waits import until
 from tests.runtime.kit import in_thread
 
 pytestmark = pytest.mark.cluster
@@ -79,7 +80,7 @@ def test_a_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None
     ps, server = here
     client, other = Client(server), Client(server)
     thread, results = in_thread(other.take)
-    wait_until(lambda: bool(ps.worker._waits))
+    until(lambda: bool(ps.worker._waits))
     other.session.close()
     thread.join(60)
     assert isinstance(results[0], rt.CancelledError)
@@ -134,9 +135,9 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
         arguments = json.dumps([cluster, ps.target if remote_master else "", puts])
         process = Program("python", "-c", DEAD_CLIENT, arguments)
         try:
-            wait_until(lambda: bool(ps.worker._waits))
+            until(lambda: bool(ps.worker._waits))
             process.kill()
-            wait_until(lambda: not ps.worker._waits)
+            until(lambda: not ps.worker._waits)
             if puts:
                 assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(range(CAPACITY))
                 assert int(client.session.run(client.size)) == 0
@@ -203,7 +204,7 @@ def test_a_container_is_cleared_with_its_resources_and_no_other(here: tuple[rt.S
             session.run(put)
             assert [int(n) for n in session.run(sizes)] == [1, 1]
             waiting = [in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)]  # type: ignore[misc]
-            wait_until(lambda: sum(map(len, list(ps.worker._waits.values()))) == 2)
+            until(lambda: sum(map(len, list(ps.worker._waits.values()))) == 2)
             for thread, results in waiting:
                 while thread.is_alive():  # again, should it have been on its way only
                     reset(server, ["experiment"])

@@ -28,9 +28,10 @@ from runtime.transport import Endpoint, Peer, frames
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
 from tests.kit.processes import ROOT
+from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.server.kit import PORTS, PS, Training, answer, context_of, figures, told
-from tests.runtime.transport.kit import eventually, read, send
+from tests.runtime.transport.kit import read, send
 
 pytestmark = pytest.mark.cluster
 
@@ -121,7 +122,7 @@ def test_a_lane_of_ours_is_refused_and_told_why(
     with pytest.raises(rt.UnauthenticatedError, match=expected):
         peer.acquire()
     peer.close()
-    assert eventually(lambda: bool(told(caplog, f"{PS} refuses a client at 127.0.0.1: .*tensors"))), caplog.text
+    until(lambda: bool(told(caplog, f"{PS} refuses a client at 127.0.0.1: .*tensors")))
     assert training.ps.transport_counters.lanes == lanes
     training.goes_on()
 
@@ -148,7 +149,7 @@ def test_who_shows_no_certificate_that_is_good_hears_nothing(
     assert answer(training, way, context_of(authority, STRANGERS[kind](authority), tmp_path)) == b""
     logged = dict.fromkeys(("tensors", "metrics"), f"{PS} refuses a client at 127.0.0.1: .*[(]{way}[)]")
     if way in logged:  # gRPC says it itself, on its own terms
-        assert eventually(lambda: bool(told(caplog, logged[way])))
+        until(lambda: bool(told(caplog, logged[way])))
     good = context_of(authority, certificates.pair_of(authority), tmp_path)
     assert answer(training, way, good) != b""  # it is the certificate that matters
     training.goes_on()
@@ -216,7 +217,7 @@ def test_a_hello_that_was_seen_is_of_no_use_without_the_certificate(training: Tr
     assert (0xFEED).to_bytes(8, "little") not in seen and frames.encode_hello(
         frames.Hello(0xFEED, 1, 1, bytes(16))
     ) not in seen
-    assert eventually(lambda: training.ps.transport_counters.lanes == lanes + 1)
+    until(lambda: training.ps.transport_counters.lanes == lanes + 1)
     with socket.create_connection(("127.0.0.1", training.ps.data_port), timeout=60) as sock:  # the same bytes again
         with contextlib.suppress(ConnectionError):
             sock.sendall(seen)
@@ -438,7 +439,7 @@ def test_an_end_that_is_near_is_said_in_the_log_and_in_the_status(
     security = Security(certificates=directory)
     with rt.Server(kit.addresses(local=1), "local", 0, security=security) as server:
         tasks.withdraw(server.address, server)
-        assert eventually(lambda: bool(told(caplog, r"/job:local/task:0: the certificate .*here\.pem ends in 3 days")))
+        until(lambda: bool(told(caplog, r"/job:local/task:0: the certificate .*here\.pem ends in 3 days")))
         assert status.main([f"--target={server.address}", "--interval=0.01"]) == 0
         assert re.search(r"certificate ends in 7[12]h\d\dm", capsys.readouterr().out)
 

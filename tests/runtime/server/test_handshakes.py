@@ -10,8 +10,8 @@ from harness.certs import CA
 from runtime.transport import diagnosis
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
+from tests.kit.waits import until
 from tests.runtime import kit
-from tests.runtime.transport.kit import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +28,7 @@ def test_handshakes_at_once_do_not_disturb_each_other(tmp_path: pathlib.Path, re
     assert ours is not None
     spec = kit.addresses(ps=1)
     with kit.serve(spec, "ps", 0, env={VARIABLE: str(directory)}) as server:
-        eventually(lambda: bool(diagnosis.look(spec["ps"][0], ours).certificate))
+        until(lambda: bool(diagnosis.look(spec["ps"][0], ours).certificate))
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             looks = [pool.submit(diagnosis.look, spec["ps"][0], ours, 60.0) for _ in range(HANDSHAKES)]
             for part in range(replaced):

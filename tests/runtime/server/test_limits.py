@@ -19,10 +19,10 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
 from runtime.transport import frames, rpc
+from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
 from tests.runtime.transport import kit as transport_kit
-from tests.runtime.transport.kit import eventually
 
 ORDER = pb.CheckpointOrder
 DEFAULT = rt.Limits()
@@ -297,7 +297,7 @@ def test_what_is_written_for_nobody_ends(
     first = they.worker.Checkpoint.future(ORDER(leadership=leadership, write=write), timeout=60)
     assert began.wait(60) and not ended.wait(0.2)
     second = they.worker.Checkpoint.future(ORDER(leadership=leadership, write=write), timeout=60)
-    assert eventually(lambda: len(participant._jobs[job].orders) == 2)
+    until(lambda: len(participant._jobs[job].orders) == 2)
     first.cancel()
     assert not ended.wait(0.5)  # somebody else waits for it
     second.cancel()

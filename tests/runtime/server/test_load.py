@@ -20,10 +20,11 @@ from runtime.transport import frames
 from runtime.transport.messages import pack
 from runtime.transport.security import find_token
 from tests.kit.processes import Program
+from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.server.test_pools import connection, proven
 from tests.runtime.stranger import refused
-from tests.runtime.transport.kit import eventually, say_hello
+from tests.runtime.transport.kit import say_hello
 
 pytestmark = pytest.mark.cluster
 
@@ -81,7 +82,8 @@ class Trained:
     def goes_on(self) -> bool:
         """Whether training gets further from now on."""
         now = self.steps
-        return eventually(lambda: self.steps > now + 20 or self._failed is not None, 60) and self._failed is None
+        until(lambda: self.steps > now + 20 or self._failed is not None)
+        return self._failed is None
 
     def figures(self) -> tuple[int, int]:
         """Descriptors and threads of the ps."""
@@ -141,7 +143,7 @@ def newcomer(address: str, wait: float = 60.0) -> None:
         except rt.UnavailableError:
             return False
 
-    assert eventually(read, wait)
+    until(read, secs=wait)
 
 
 @pytest.mark.parametrize("says", [b"", b"\x02\xb7"], ids=["nothing", "half a hello"])
@@ -154,7 +156,7 @@ def test_silent_connections_to_the_tensor_port_lock_nobody_out(says: bytes) -> N
             assert fds < before[0] + 200 and threads < before[1] + 200
             newcomer(ps.address)
             assert ps.goes_on()
-        assert eventually(lambda: ps.figures()[0] <= before[0] + 2 and ps.figures()[1] <= before[1] + 4, 60)
+        until(lambda: ps.figures()[0] <= before[0] + 2 and ps.figures()[1] <= before[1] + 4, secs=60)
 
 
 def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_bounded() -> None:
@@ -164,7 +166,7 @@ def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_boun
             assert ps.goes_on()
             assert ps.figures()[0] < before[0] + rt.Limits().rpc_connections + 50
             newcomer(ps.address)  # after hello_secs
-        assert eventually(lambda: ps.figures()[0] <= before[0] + 3, 60)
+        until(lambda: ps.figures()[0] <= before[0] + 3, secs=60)
 
 
 def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -> None:
@@ -174,7 +176,7 @@ def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -
             assert ps.goes_on()
             assert ps.figures()[0] < before[0] + 100
             newcomer(ps.address)
-        assert eventually(lambda: ps.figures()[0] <= before[0] + 3, 60)
+        until(lambda: ps.figures()[0] <= before[0] + 3, secs=60)
 
 
 def test_a_process_that_may_open_few_files_has_some_left_whoever_connects() -> None:
@@ -225,9 +227,9 @@ def test_a_client_that_takes_all_connections_has_its_own_and_no_more() -> None:
         assert refusals == 200 - 16
         assert ps.goes_on()
         newcomer(ps.address)
-        assert eventually(lambda: ps.figures()[0] < before[0] + 40)
+        until(lambda: ps.figures()[0] < before[0] + 40)
         stack.close()
-        assert eventually(lambda: ps.figures()[0] <= before[0] + 3 and ps.figures()[1] <= before[1] + 4, 60)
+        until(lambda: ps.figures()[0] <= before[0] + 3 and ps.figures()[1] <= before[1] + 4, secs=60)
 
 
 class _Address:

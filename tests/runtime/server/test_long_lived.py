@@ -1,7 +1,6 @@
 """A server outlives its sessions: what it keeps of them is bounded, by counting, and what they still need is there."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ import runtime as rt
 from runtime.task.compiler import Compiler
 from runtime.task.registry import Registry
 from runtime.task.worker import Worker
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, servers
 
 PS = "/job:ps/task:0"
@@ -31,10 +31,7 @@ def _cluster() -> Iterator[dict[str, rt.Server]]:
 
 def _wait_until_ended(worker: Worker, sessions: int = 0) -> None:
     """A goodbye is not answered: it takes effect a moment later."""
-    deadline = time.monotonic() + 30
-    while worker.registry.sessions > sessions and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert worker.registry.sessions == sessions
+    until(lambda: worker.registry.sessions == sessions)
 
 
 def _step(number: int) -> tuple[rt.Operation, rt.Variable]:

@@ -22,9 +22,9 @@ from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, CLIENT_WAITING, ORDER
 from runtime.server.server import Server
 from runtime.state.leadership import Leadership
 from runtime.transport import rpc
+from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import ORDER, OWNER, Stranger, refused, slice_of
-from tests.runtime.transport.kit import eventually
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -62,18 +62,18 @@ def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
     with serving(waiting_calls=12, client_waiting_calls=8) as server, contextlib.ExitStack() as stack:
         one, other, third = (proven(stack.enter_context(connection(server)), server) for _ in range(3))
         stuck = [wait_stop(one, server) for _ in range(8)]
-        assert eventually(lambda: running(server, WAITING) == 8)
+        until(lambda: running(server, WAITING) == 8)
         with refused(EXHAUSTED, f"the limit {CLIENT_WAITING} is 8 (--limit_{CLIENT_WAITING}"):
             wait_stop(one, server).result()
         stuck += [wait_stop(other, server) for _ in range(4)]
-        assert eventually(lambda: running(server, WAITING) == 12)
+        until(lambda: running(server, WAITING) == 12)
         with refused(EXHAUSTED, f"the limit {WAITING} is 12 (--limit_{WAITING}"):
             wait_stop(third, server).result()
         for call in stuck[:3]:
             call.cancel()
-        assert eventually(lambda: running(server, WAITING) == 9)  # who gives up frees its place
+        until(lambda: running(server, WAITING) == 9)  # who gives up frees its place
         one.close()
-        assert eventually(lambda: running(server, WAITING) == 4)
+        until(lambda: running(server, WAITING) == 4)
 
 
 def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
     with rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server:
         with connection(server) as channel:
             stuck = wait_stop(proven(channel, server), server)
-            assert eventually(lambda: running(server, WAITING) == 1)
+            until(lambda: running(server, WAITING) == 1)
             with refused(EXHAUSTED):
                 wait_stop(channel, server).result()
             stuck.cancel()
@@ -119,7 +119,7 @@ def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_trainin
         ps = made["/job:ps/task:0"]
         channels = [proven(stack.enter_context(connection(ps)), ps) for _ in range(-(-count // 250))]
         stuck = [wait_stop(channels[i // 250], ps) for i in range(count)]
-        assert eventually(lambda: running(ps, WAITING) == count, 120)
+        until(lambda: running(ps, WAITING) == count, secs=120)
         assert rt.probe(ps.address).task == "/job:ps/task:0"
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
             with rt.device("/job:ps/task:0"):
@@ -167,7 +167,7 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
             assert call.exception(timeout=60) is not None  # it registers nothing that there is
         for _ in range(2):
             assert begun.acquire(timeout=60)
-        assert eventually(lambda: running(server, REGISTRATIONS) == 0)
+        until(lambda: running(server, REGISTRATIONS) == 0)
 
 
 @pytest.mark.disk
@@ -183,12 +183,12 @@ def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
             verify = ORDER.Verify(directory=str(tmp_path), files=[pb.FileDef(path="large", size=1 << 42)])
             message = ORDER(leadership=leadership_of(they), verify=verify)
             calls = [they.worker.Checkpoint.future(message, timeout=60) for _ in range(64)]
-            assert eventually(lambda: running(server, CHECKPOINT_ORDERS) == 32)  # half of the pool
+            until(lambda: running(server, CHECKPOINT_ORDERS) == 32)  # half of the pool
             assert rt.probe(server.address).task == "/job:local/task:0"
             for call in calls[:-1]:
                 call.cancel()
-            assert eventually(lambda: running(server, CHECKPOINT_ORDERS) == 1)
-        assert eventually(lambda: running(server, CHECKPOINT_ORDERS) == 0)
+            until(lambda: running(server, CHECKPOINT_ORDERS) == 1)
+        until(lambda: running(server, CHECKPOINT_ORDERS) == 0)
 
 
 def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path) -> None:
@@ -256,9 +256,10 @@ def test_steps_of_a_client_elsewhere_are_so_many_and_named() -> None:
             consumers = [threading.Thread(target=consume, daemon=True) for _ in range(8)]
             for thread in consumers:
                 thread.start()
-            assert eventually(lambda: len(errors) == 4)
+            until(lambda: len(errors) == 4)
             assert "the limit client_waiting_calls is 4" in str(errors[0])
-            assert eventually(lambda: running(server, WAITING) == 4) and not taken  # the others, planned by now
+            until(lambda: running(server, WAITING) == 4)  # the others, planned by now
+            assert not taken
         for thread in consumers:
             thread.join(60)
             assert not thread.is_alive()

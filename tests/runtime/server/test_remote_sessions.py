@@ -5,8 +5,7 @@ import json
 import re
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ import runtime.session.session
 from runtime import timeouts
 from runtime.server import threads
 from tests.kit.processes import Program, programs
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, processes, servers
 
 pytestmark = pytest.mark.cluster
@@ -25,13 +25,6 @@ pytestmark = pytest.mark.cluster
 SOON_SECS = 60.0
 """Within this time what must not hang has ended, on a machine that is busy with other things."""
 WAIT = rt.SessionConfig(start_timeout_secs=60)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -63,7 +56,7 @@ def test_a_hundred_waiting_steps_leave_the_control_plane_free(remote: tuple[rt.S
     with rt.Session(server.target, config=WAIT) as session:
         session.run(put)
         waits = [in_thread(lambda: session.run(put)) for _ in range(producers)]
-        wait_until(lambda: waiting(ps) == producers)
+        until(lambda: waiting(ps) == producers)
         assert rt.probe(server.address, timeout_secs=SOON_SECS).values["remote_calls"] == producers
         with rt.Session(server.target, config=WAIT) as another:  # somebody joins, and plans a step
             for _ in range(producers + 1):
@@ -98,7 +91,7 @@ def test_threads_of_calls_are_used_again_end_after_a_while_and_are_awaited_when_
     failed = pool.submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         failed.result(SOON_SECS)
-    wait_until(lambda: alive() == 0)
+    until(lambda: alive() == 0)
 
 
 # -- the end of a server ---------------------------------------------------------------------------------------------
@@ -122,9 +115,9 @@ def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
     (address,) = cluster["worker"]
     with processes(cluster, ("worker", 0)) as (worker,), programs() as start:
         clients = [start("python", "-c", JOIN, f"grpc://{address}") for _ in range(2)]
-        wait_until(lambda: remote_calls(address) == 2)
+        until(lambda: remote_calls(address) == 2)
         clients[0].kill()
-        wait_until(lambda: remote_calls(address) == 1)  # the wait goes with who waited
+        until(lambda: remote_calls(address) == 1)  # the wait goes with who waited
         worker.signal(signal.SIGTERM)
         assert worker.wait(SOON_SECS) == 0
 
@@ -132,7 +125,7 @@ def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
 def test_a_stopped_server_ends_the_sessions_that_this_process_opens_on_it() -> None:
     with rt.Server(addresses(ps=1, worker=1), "worker", 0) as server:
         thread, results = in_thread(lambda: rt.Session(server.target))
-        wait_until(lambda: bool(server.master._pending))
+        until(lambda: bool(server.master._pending))
         server.stop()
         thread.join(SOON_SECS)
         assert [type(result) for result in results] == [rt.UnavailableError]
@@ -177,7 +170,7 @@ def test_a_script_ends_without_stop_though_a_client_waits_in_a_step() -> None:
         server = start("python", "-c", NO_STOP, json.dumps(cluster))
         server.expect("^serving$")
         start("python", "-c", TAKE, f"grpc://{address}", TARGET)
-        wait_until(lambda: rt.probe(address).values["calls_total"] >= 0 and remote_calls(address) == 1)
+        until(lambda: rt.probe(address).values["calls_total"] >= 0 and remote_calls(address) == 1)
         server.enter("go")
         assert server.wait(SOON_SECS) == 0
 
@@ -202,10 +195,10 @@ def test_a_step_whose_time_is_over_ends_no_other_and_no_session(
         slow = rt.call(long, rt.placeholder(np.float32, [], name="x"), name="slow")
     with rt.Session(server.target, config=WAIT) as session:
         thread, results = in_thread(lambda: session.run(take))
-        wait_until(lambda: waiting(ps) == 1)
+        until(lambda: waiting(ps) == 1)
         with pytest.raises(rt.DeadlineExceededError, match="Deadline Exceeded"):  # says gRPC
             session.run(slow, {"x:0": 1.0}, timeout_secs=0.1)
-        wait_until(lambda: server.remote_sessions.calls == 1)  # the program has ended too
+        until(lambda: server.remote_sessions.calls == 1)  # the program has ended too
         assert thread.is_alive() and waiting(ps) == 1
         session.run(put)
         thread.join(SOON_SECS)
@@ -221,12 +214,12 @@ def test_a_step_that_nobody_waits_for_ends_at_once_on_every_task(
     q = queue()
     put, take = q.enqueue(7), q.dequeue()
     with Program("python", "-c", TAKE, server.target, "/job:ps/task:0") as client:
-        wait_until(lambda: waiting(ps) == 1)
+        until(lambda: waiting(ps) == 1)
         with rt.Session(server.target, config=WAIT) as session:
             thread, results = in_thread(lambda: session.run(take))
-            wait_until(lambda: waiting(ps) == 2)
+            until(lambda: waiting(ps) == 2)
             client.kill()
-            wait_until(lambda: waiting(ps) == 1)
+            until(lambda: waiting(ps) == 1)
             session.run(put)
             thread.join(SOON_SECS)
             assert results == [7]
@@ -258,8 +251,8 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
         monkeypatch.setattr(timeouts, "LEASE_SECS", 3.0)
         with server.remote_sessions._changed:
             server.remote_sessions._changed.notify()  # it looks at the new limit now
-        wait_until(lambda: len(server.remote_sessions) == 1)
-        wait_until(lambda: ps.worker.registry.sessions == 1)
+        until(lambda: len(server.remote_sessions) == 1)
+        until(lambda: ps.worker.registry.sessions == 1)
         assert len(server.master._sessions) == 1
         assert session.run(size) == 0
 
@@ -271,7 +264,7 @@ def test_a_client_that_was_not_heard_of_is_told_so(
     server, _ = remote
     size = queue().size()
     with rt.Session(server.target, config=WAIT) as session:
-        wait_until(lambda: not len(server.remote_sessions))
+        until(lambda: not len(server.remote_sessions))
         with pytest.raises(rt.AbortedError, match=r"did not hear of this client for 0.5 s"):
             session.run(size)
 
@@ -282,7 +275,7 @@ def test_a_stopped_server_keeps_no_session_of_a_client_elsewhere(remote: tuple[r
         assert len(server.remote_sessions) == 1
         server.stop(0)
         assert not len(server.remote_sessions)
-        wait_until(lambda: all(thread.name != "remote sessions" for thread in threading.enumerate()))
+        until(lambda: all(thread.name != "remote sessions" for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("kind", ["local master", "remote master"])
@@ -298,11 +291,11 @@ def test_sessions_that_are_dropped_without_close_are_closed(kind: str, monkeypat
         kept = rt.Session(server.target, config=WAIT)
         del dropped
         gc.collect()
-        wait_until(lambda: len(server.master._sessions) == 1)
-        wait_until(lambda: ps.transport_counters.connections <= 2)  # a lane and a heartbeat
+        until(lambda: len(server.master._sessions) == 1)
+        until(lambda: ps.transport_counters.connections <= 2)  # a lane and a heartbeat
         assert kept.run(size) == 0
         kept.close()
-        wait_until(lambda: ps.transport_counters.connections == 0)
+        until(lambda: ps.transport_counters.connections == 0)
 
 
 # -- plans that a session has dropped --------------------------------------------------------------------------------
@@ -331,10 +324,10 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
                 for again in (size, 1):  # the first plan is used all the time
                     assert session.run([total, v], {x: np.ones(again)}) == [2.0 * again, 2.0]
             most = 2 * (plans + 1)
-            wait_until(lambda: len(ps.worker.registry) <= most)
+            until(lambda: len(ps.worker.registry) <= most)
             assert session.run([total, v], {x: np.ones(1)}) == [2.0, 2.0]
             assert session.run([total, v], {x: np.ones(5)}) == [10.0, 2.0]  # dropped, and planned again
-        wait_until(lambda: not len(ps.worker.registry))
+        until(lambda: not len(ps.worker.registry))
 
 
 def test_a_session_that_ends_while_a_stage_is_compiled_for_it_leaves_nothing() -> None:
@@ -357,12 +350,12 @@ def test_a_session_that_ends_while_a_stage_is_compiled_for_it_leaves_nothing() -
         thread, results = in_thread(lambda: session.run(v.initializer))
         assert entered.wait(60)
         session.close()
-        wait_until(lambda: not worker.registry.sessions)
+        until(lambda: not worker.registry.sessions)
         calls = len(worker.registry)
         ended.set()
         thread.join(60)
         assert isinstance(results[0], rt.CancelledError)
-        wait_until(lambda: len(worker.registry) > calls and not worker.registry.sessions, SOON_SECS)
+        until(lambda: len(worker.registry) > calls and not worker.registry.sessions, secs=SOON_SECS)
 
 
 def test_a_plan_that_one_task_refuses_is_not_kept_by_the_others() -> None:
@@ -380,4 +373,4 @@ def test_a_plan_that_one_task_refuses_is_not_kept_by_the_others() -> None:
             with pytest.raises(rt.ResourceExhaustedError):
                 session.run(variables)
             assert len(first.registry) == 1
-            wait_until(lambda: not any(first.registry.kept()[2].values()), SOON_SECS)
+            until(lambda: not any(first.registry.kept()[2].values()), secs=SOON_SECS)

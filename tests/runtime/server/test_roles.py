@@ -36,8 +36,8 @@ from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
 from runtime.transport.roles import ClientRole, identity_of
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
+from tests.kit.waits import until
 from tests.runtime import kit
-from tests.runtime.transport.kit import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -509,7 +509,7 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster
                 except rt.UnavailableError:  # gRPC connects anew after a pause
                     return False
 
-            assert eventually(answers, 60)
+            until(answers, secs=60)
 
 
 def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_path: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import runtime as rt
-from tests.harness.optimizers.kit import wait_until
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, servers
 
 PS = "/job:ps/task:0"
@@ -38,7 +38,7 @@ def test_a_step_that_comes_while_a_server_stops(leaving: bool, error: type[Excep
             assert compiling.wait(60)
             stop = threading.Thread(target=server.stop, args=(30.0,), kwargs={"leaving": leaving}, daemon=True)
             stop.start()
-            wait_until(lambda: server.worker._gone is not None)
+            until(lambda: server.worker._gone is not None)
             with pytest.raises(error, match=words):
                 session.run(v)
             go_on.set()

@@ -34,9 +34,10 @@ from runtime.transport.handles import BACKUP, PULL
 from runtime.transport.roles import ClientRole
 from runtime.transport.security import VARIABLE, Security, call_proof, observer_key, tensor_proof
 from tests.kit import certificates
+from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.server.kit import PS, Training, context_of, greeting, port_of, told
-from tests.runtime.transport.kit import eventually, read, say_hello, send
+from tests.runtime.transport.kit import read, say_hello, send
 
 pytestmark = pytest.mark.cluster
 
@@ -551,7 +552,7 @@ def roles_of(kind: str, credential: str, port: str) -> tuple[str, ...]:
 
 def refusals(least: float = 0.0) -> float:
     """How many the tasks here have counted, when it is so many at least: a client may hear of its own before that."""
-    assert eventually(lambda: metrics.read().get("refused_total", 0.0) >= least)
+    until(lambda: metrics.read().get("refused_total", 0.0) >= least)
     return metrics.read().get("refused_total", 0.0)
 
 
@@ -582,7 +583,7 @@ def test_a_stranger_is_refused_and_told_of_once_and_training_goes_on(
         if expected.log is None:
             assert expected.silent
         else:
-            assert eventually(lambda: bool(told(caplog, f"^{PS} refuses ")))
+            until(lambda: bool(told(caplog, f"^{PS} refuses ")))
             (line,) = told(caplog, f"^{PS} refuses ")
             assert expected.log in line, role
     training.goes_on()

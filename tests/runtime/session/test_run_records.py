@@ -25,6 +25,7 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from runtime.state.store import Resource
 from runtime.transport.dial import ChannelOptions
 from tests.kit.processes import Program
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, serve, servers
 from tests.runtime.stranger import Stranger, refused
 
@@ -38,13 +39,6 @@ LONG_SECS = 600.0
 def waiting(server: rt.Server) -> int:
     """How many orders wait on a task."""
     return len(server.worker.store.changed._waiters)  # type: ignore[attr-defined]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture(params=["tasks here", "tasks elsewhere", "master elsewhere"])

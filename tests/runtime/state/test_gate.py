@@ -12,6 +12,7 @@ from runtime.checkpoint.snapshot import half_done_steps
 from runtime.errors import DeadlineExceededError
 from runtime.proto import services_pb2 as pb
 from runtime.state.write_gate import Gate
+from tests.kit.waits import until
 
 CUT = 7
 TWO = {"a": 1, "b": 1}
@@ -171,8 +172,7 @@ def test_a_cut_learns_at_once_that_another_has_begun() -> None:
         ended.set()
 
     thread = _in_thread(wait)
-    while not gate._allowed:  # it waits
-        time.sleep(0.001)
+    until(lambda: gate._allowed)  # it waits
     gate.pause(CUT + 1, 60, 1)
     assert ended.wait(20)
     thread.join(60)

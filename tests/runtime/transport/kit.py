@@ -7,7 +7,6 @@ import shutil
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -267,14 +266,6 @@ def same(left: Sequence[Any], right: Sequence[Any]) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         for a, b in zip(left, right, strict=True)
     )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Waits until a condition holds, which nobody tells of."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def in_thread(call: Callable[[], Any]) -> "Future[Any]":

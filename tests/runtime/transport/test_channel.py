@@ -30,6 +30,7 @@ from runtime.errors import (
 from runtime.limits import Limits
 from runtime.tensor_spec import TensorSpec
 from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, sockets
+from tests.kit.waits import until
 from tests.runtime.transport import kit
 from tests.runtime.transport.kit import TASK, addend, always, make_peer, make_server, same
 
@@ -80,14 +81,6 @@ def pair(no_open_ends, request, authority):
     pair = Pair(request.param, authority)
     yield pair
     pair.close()
-
-
-def eventually(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    tick = threading.Event()
-    while not condition() and time.monotonic() < deadline:
-        tick.wait(0.01)
-    return condition()
 
 
 def test_way_is_the_one_asked_for(pair):
@@ -346,7 +339,7 @@ def test_cut_while_the_call_runs(pair):
     thread = threading.Thread(target=lambda: got.extend(lane.receive(kit.NUMBER)))
     thread.start()
     # The second connection says hello, sends the call again and waits for the first one's thread.
-    assert eventually(lambda: pair.server.counters.calls == 2)
+    until(lambda: pair.server.counters.calls == 2)
     assert not got
     pair.desk.release.set()
     thread.join(60)
@@ -368,7 +361,7 @@ def test_reply_tensors_are_released_unless_remembered(pair):
     lane = pair.peer.acquire()
     pair.desk.reply = lambda: reply(False)
     lane.call(kit.SUM, 1, [], kit.NUMBER)
-    assert eventually(lambda: made[0]() is None)
+    until(lambda: made[0]() is None)
     pair.desk.reply = lambda: reply(True)
     lane.call(kit.SUM, 1, [], kit.NUMBER)
     gc.collect()
@@ -392,7 +385,7 @@ def test_error_of_a_call_leaves_no_tensors_behind(pair):
     try:
         with pytest.raises(NotFoundError, match="bad 10"):
             lane.call(kit.SUM, 1, [], kit.NUMBER)
-        assert eventually(lambda: made[0]() is None)
+        until(lambda: made[0]() is None)
     finally:
         gc.enable()
     pair.peer.release(lane)
@@ -405,7 +398,7 @@ def test_goodbye_drops_the_memory(pair):
         pair.peer.release(lane)
     assert pair.server.counters.lanes >= 3
     pair.peer.close()
-    assert eventually(lambda: pair.server.counters.lanes == 0)
+    until(lambda: pair.server.counters.lanes == 0)
     with pytest.raises(CancelledError, match="closed"):
         pair.peer.acquire()
 
@@ -419,7 +412,7 @@ def test_lanes_are_forgotten_after_a_while(pair, often):
         lane.call(kit.SLOW_ADD, 1, addend(1), kit.NUMBER, deadline=time.monotonic() + 0.05)
     peer.release(lane)
     heartbeat_only = 1
-    assert eventually(lambda: server.counters.lanes == heartbeat_only)
+    until(lambda: server.counters.lanes == heartbeat_only)
     peer.close()
     server.stop()
 

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.errors import AbortedError, CancelledError, DeadlineExceededError, UnavailableError
 from runtime.transport import ChannelOptions, Endpoint, TensorServer
+from tests.kit.waits import until
 from tests.runtime.transport import kit
 from tests.runtime.transport.kit import TASK, CuttingProxy, Desk, ServerProcess, addend, make_peer, make_server
 
@@ -23,14 +24,6 @@ def other(no_open_ends):
     process = ServerProcess()
     yield process
     process.close()
-
-
-def wait_until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        tick.wait(0.01)
 
 
 class Caller(threading.Thread):
@@ -77,7 +70,7 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     frozen = time.monotonic()
     lane.send(kit.ADD, 2, addend(1))
     caller = Caller(lane)
-    wait_until(lambda: peer.silent_since is not None, 60)
+    until(lambda: peer.silent_since is not None, secs=60)
     noticed = time.monotonic()
     assert noticed - frozen > 1
     since = peer.silent_since
@@ -85,7 +78,7 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     other.thaw()
     caller.join(5)
     assert caller.error is None and caller.result == [2]
-    wait_until(lambda: peer.silent_since is None, 60)
+    until(lambda: peer.silent_since is None, secs=60)
     assert lane.call(kit.SUM, 3, [], kit.NUMBER) == [2]
     peer.release(lane)
     peer.close()
@@ -131,7 +124,7 @@ def test_cancel_while_reconnecting(other):
     other.freeze()
     lane.send(kit.ADD, 1, addend(1))
     caller = Caller(lane)
-    wait_until(lambda: peer.silent_since is not None, 5)
+    until(lambda: peer.silent_since is not None, secs=5)
     lane.cancel()
     caller.join(20)
     assert type(caller.error) is CancelledError
@@ -290,8 +283,8 @@ def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_the
     assert desk.blocked.acquire(timeout=60)
     there.clear()
     proxy.close()  # the call runs, and its answer is lost
-    wait_until(lambda: desk.runs == 1, 10)
-    wait_until(lambda: server.counters.lanes == 0, 30)
+    until(lambda: desk.runs == 1, secs=10)
+    until(lambda: server.counters.lanes == 0, secs=30)
     there.append(direct)
     caller.join(30)
     assert desk.runs == 1

@@ -12,10 +12,11 @@ from runtime import timeouts
 from runtime.errors import CancelledError, DeadlineExceededError, UnavailableError
 from runtime.transport import ChannelOptions, Reply, channel
 from runtime.transport.connection import call_memory, caller_is_gone
+from tests.kit.waits import until
 from tests.runtime.transport import kit
 from tests.runtime.transport.kit import ServerProcess, make_peer, number
-from tests.runtime.transport.test_channel import Pair, eventually
-from tests.runtime.transport.test_failures import QUICK, Caller, wait_until
+from tests.runtime.transport.test_channel import Pair
+from tests.runtime.transport.test_failures import QUICK, Caller
 
 pytestmark = pytest.mark.usefixtures("no_open_ends")
 
@@ -37,7 +38,7 @@ def test_an_answer_that_is_on_its_way_at_the_deadline_arrives(pair):
     assert lane.call(kit.BLOCK, 1, [], kit.NUMBER, deadline=time.monotonic() + 0.1, waits=True) == [1]
     assert not lane.usable
     pair.peer.release(lane)
-    assert eventually(lambda: pair.server.counters.lanes <= 1)  # the heartbeat's: this one was taken leave of
+    until(lambda: pair.server.counters.lanes <= 1)  # the heartbeat's: this one was taken leave of
 
 
 def test_a_wait_that_ends_without_an_answer_ends_with_its_deadline(pair):
@@ -165,7 +166,7 @@ def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, cap
     with caplog.at_level(logging.INFO):
         lane.send(kit.BLOCK, 1, [])
         caller = Caller(lane)
-        wait_until(lambda: _lines(caplog, f"Waiting for {kit.TASK} at") >= 3, 20)
+        until(lambda: _lines(caplog, f"Waiting for {kit.TASK} at") >= 3, secs=20)
         pair.desk.release.set()
         caller.join(20)
     assert caller.result == [1]
@@ -183,7 +184,7 @@ def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_end
             other.freeze()
             lane.send(kit.SUM, 1, [])
             caller = Caller(lane)
-            wait_until(lambda: _lines(caplog, "to be reached") >= 3, 40)
+            until(lambda: _lines(caplog, "to be reached") >= 3, secs=40)
     finally:
         other.close()
     caller.join(20)

@@ -12,8 +12,9 @@ from runtime.errors import DataLossError, InvalidArgumentError, OpError, Unauthe
 from runtime.transport import frames
 from runtime.transport.greeting import Greeting
 from runtime.transport.security import tensor_proof
+from tests.kit.waits import until
 from tests.runtime.transport import kit
-from tests.runtime.transport.kit import SECRET, TASK, eventually
+from tests.runtime.transport.kit import SECRET, TASK
 from tests.runtime.transport.test_many_connections import connected, hello, is_open, serving
 
 HELLO = frames.Hello(7, 1, 1, bytes(range(16)))
@@ -90,6 +91,6 @@ def test_strangers_that_say_hello_have_no_thread() -> None:
             assert threading.active_count() == threads
             assert server.counters.connections == 51 and server.counters.lanes == 1
             assert is_open(sock)
-        assert eventually(lambda: server.counters.connections == 1)
+        until(lambda: server.counters.connections == 1)
         with connected(server) as (_, file):
             assert hello(file, 2)[0] == frames.WELCOME

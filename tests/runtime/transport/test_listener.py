@@ -11,6 +11,7 @@ import pytest
 
 from runtime.errors import UnavailableError
 from runtime.transport import ChannelOptions, Endpoint
+from tests.kit.waits import until
 from tests.runtime.transport import kit
 
 pytestmark = pytest.mark.cluster
@@ -88,7 +89,7 @@ def test_a_thread_that_cannot_be_started_costs_one_connection_only(server: Limit
     late.release(late.acquire())
     late.close()
     old.close()
-    kit.eventually(lambda: server.request("counters")[0] == 0)
+    until(lambda: server.request("counters")[0] == 0)
     assert server.request("counters")[0] == 0  # none is left half made
 
 
@@ -97,7 +98,7 @@ def test_a_client_is_let_in_when_there_are_threads_again(server: LimitedServer) 
     server.request("no threads")
     peer = kit.make_peer(lambda timeout: server.endpoint, options=PATIENT)
     thread = kit.in_thread(peer.acquire)
-    assert kit.eventually(lambda: server.request("counters")[1] > accepted)
+    until(lambda: server.request("counters")[1] > accepted)
     server.request("threads")
     lane = thread.result(30)
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]

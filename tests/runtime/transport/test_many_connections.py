@@ -13,8 +13,9 @@ from runtime.errors import ResourceExhaustedError
 from runtime.limits import Limits
 from runtime.transport import TensorServer, frames, listener
 from runtime.transport.listener import longest_idle
+from tests.kit.waits import until
 from tests.runtime.transport import kit
-from tests.runtime.transport.kit import CLIENT, SECRET, eventually, make_server
+from tests.runtime.transport.kit import CLIENT, SECRET, make_server
 from tests.runtime.transport.test_gone import GoneDesk
 
 WELCOMED = frames.WELCOME
@@ -71,10 +72,10 @@ def threads() -> int:
 def test_silent_connections_give_way_and_cost_no_thread() -> None:
     with serving(handshakes=8, hello_secs=600) as (server, _), contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server))[0] for _ in range(200)]
-        assert eventually(lambda: server.counters.accepted == 200 and server.counters.connections <= 8)
+        until(lambda: server.counters.accepted == 200 and server.counters.connections <= 8)
         assert threads() == 0
         works(server)
-        assert eventually(lambda: sum(map(is_open, silent)) <= 8)
+        until(lambda: sum(map(is_open, silent)) <= 8)
 
 
 def test_those_that_begin_a_hello_and_do_not_end_it_give_way() -> None:
@@ -82,7 +83,7 @@ def test_those_that_begin_a_hello_and_do_not_end_it_give_way() -> None:
         for _ in range(100):
             sock, _file = stack.enter_context(connected(server))
             sock.sendall(b"\x02")
-        assert eventually(lambda: server.counters.accepted == 100 and server.counters.connections <= 8)
+        until(lambda: server.counters.accepted == 100 and server.counters.connections <= 8)
         works(server)
 
 
@@ -104,7 +105,7 @@ def test_a_client_has_so_many_connections_and_the_others_are_not_harmed() -> Non
         works(server)
         files[0].close()
         stack.close()
-        assert eventually(lambda: server.counters.connections == 0)
+        until(lambda: server.counters.connections == 0)
         with connected(server) as (_sock, file):
             assert hello(file, 1, 9)[0] == WELCOMED
 
@@ -131,7 +132,7 @@ def test_an_idle_connection_gives_way_and_not_one_that_works(monkeypatch: pytest
             while not lets_in(server, next(clients), stack):
                 threading.Event().wait(0.01)
             # It had most. A newcomer who was turned away may have ended one, too.
-            assert eventually(lambda left=left: sum(is_open(sock) for sock, _ in made[:3]) <= left)
+            until(lambda left=left: sum(is_open(sock) for sock, _ in made[:3]) <= left)
         assert is_open(waits)
         over.set()
         beating.result(60)
@@ -176,7 +177,7 @@ def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
         assert hello(file, 1)[0] == WELCOMED
         sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length) + bytes(length - 1))
         (connection, _), *_ = server._connections.values()
-        assert eventually(lambda: connection._frame_at > 0)
+        until(lambda: connection._frame_at > 0)
         threading.Event().wait(0.5)  # longer than frame_secs
         sock.sendall(bytes(1))
         assert kit.read(file)[0] == frames.REPLY
@@ -192,7 +193,7 @@ def test_a_hello_that_is_heard_after_its_client_has_left_leaves_nothing() -> Non
         with connected(server) as (_, file):
             assert hello(file, 1, 2)[0] == WELCOMED  # it was sent before the goodbye, on another connection
             assert server.counters.lanes == 1
-        assert eventually(lambda: server.counters.connections == 0)
+        until(lambda: server.counters.connections == 0)
         assert server.counters.lanes == 0
 
 
@@ -207,7 +208,7 @@ def test_a_client_that_comes_again_after_its_goodbye_is_remembered_once_it_has_c
             assert hello(file, 1, 2)[0] == WELCOMED
             sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.SUM, 1, 1, 0))
             assert kit.read(file)[0] == frames.REPLY
-        assert eventually(lambda: server.counters.connections == 0)
+        until(lambda: server.counters.connections == 0)
         assert server.counters.lanes == 1
 
 
@@ -225,4 +226,4 @@ def make_one(server: TensorServer, client: int, lane: int) -> None:
     """A connection that comes and goes without a goodbye."""
     with connected(server) as (_, file):
         assert hello(file, client, lane)[0] == WELCOMED
-    assert eventually(lambda: server.counters.connections == 0)
+    until(lambda: server.counters.connections == 0)

@@ -1,0 +1,26 @@
+"""Waits for what nobody tells of: files and figures of other processes, counters, threads of libraries."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+TIMEOUT_SECS = 100.0
+"""How long waits last by default: many times what the slowest of them needs on a machine that has other work too."""
+_POLL_SECS = 0.01
+
+
+def until(look: Callable[[], T], what: str = "", secs: float = TIMEOUT_SECS, *, every: float = _POLL_SECS) -> T:
+    """Waits until ``look`` gives something true, and gives it.
+
+    Args:
+        look: asked again and again.
+        what: is waited for, for the message.
+        secs: after so many it fails.
+        every: so many seconds.
+    """
+    deadline = time.monotonic() + secs
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {secs:g} s{what and ': '}{what}"
+        time.sleep(every)
+    return found
