@@ -104,6 +104,6 @@ def _specs(data: bytes) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
         with jax.enable_x64(True), jax_settings(expressions):
             avals = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in expressions.arguments]
             results = jax.eval_shape(expressions.compute, *avals)
-    except Exception:  # whatever JAX says of a program that is none
+        return tuple(expressions.arguments), tuple(TensorSpec.of(result) for result in jax.tree.leaves(results))
+    except Exception:  # whatever JAX says of a program that is none; or its results are no tensors, but random keys
         return any_specs
-    return tuple(expressions.arguments), tuple(TensorSpec.of(result) for result in jax.tree.leaves(results))
