@@ -32,11 +32,13 @@ class Look(NamedTuple):
         problem: why the task and we do not come together.
         certificate: that it has shown, as PEM.
         names: in the certificate.
+        hung_up: it has hung up before it has shown one: it has no room for one more connection, or is just ending.
     """
 
     problem: str = ""
     certificate: bytes = b""
     names: tuple[str, ...] = ()
+    hung_up: bool = False
 
 
 def can_look(address: str) -> bool:
@@ -75,7 +77,7 @@ def look(address: str, certificates: Certificates, secs: float = LOOK_SECS) -> L
     found = Look()
     for _ in range(_LOOKS):  # a task that dies at this moment hangs up, too: once
         found = _look(host, port, certificates, deadline)
-        if not found.problem:
+        if not (found.problem or found.hung_up):
             break
     return found
 
@@ -128,7 +130,14 @@ def _look(host: str, port: int, certificates: Certificates, deadline: float) -> 
     except UnauthenticatedError as error:
         return Look(error.message)
     try:
-        with _connected(host, port, deadline) as sock, context.wrap_socket(sock, server_hostname=host) as secure:
+        with (
+            _connected(host, port, deadline) as sock,
+            context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False) as secure,
+        ):
+            try:
+                secure.do_handshake()
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError):
+                return Look(hung_up=True)
             secure.sendall(_GREETING)
             # With TLS 1.3 a server looks at our certificate after the handshake, and gRPC's just hangs up then.
             if not secure.recv(1):

@@ -260,7 +260,7 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
             if data.startswith(security.TLS_ALERT):
                 raise UnauthenticatedError(security.speaks_tls())
             raise ConnectionResetError(
-                "the peer closed the connection during the hello (is one side TLS and the other not?)"
+                "the peer closed the connection during the hello: it is ending, or one side speaks TLS and one does not"
             )
         window = window[got:]
     return bytes(data)

@@ -48,6 +48,10 @@ _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_NO_ROOM = (
+    "it hangs up at once: it is just ending, or has as many connections as it may (--limit_rpc_connections, "
+    f"Server(limits=), {VARIABLE})"
+)
 """What gRPC says of a call that was not made for want of a connection: the server's certificate is not trusted."""
 _LEAST_SECS = 0.05
 _LOOK_SECS = 5.0
@@ -227,6 +231,8 @@ class _TlsChannel(_Channel):
         self._task = task
         self._held = certificates.current
         self._trusted = b""
+        self.hangs_up = False
+        """Whether the server has hung up on us before it has shown a certificate, when we have last looked."""
 
     @property
     def has_met(self) -> bool:
@@ -251,6 +257,7 @@ class _TlsChannel(_Channel):
             self._trust(held, held.authorities)
             return True
         found = diagnosis.look(self._target, self._certificates, secs)
+        self.hangs_up = found.hung_up
         if found.problem:
             raise UnauthenticatedError(found.problem)
         if not found.certificate:
@@ -299,6 +306,8 @@ class _Meeting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
         if code is grpc.StatusCode.UNAVAILABLE or waited_in_vain:
             answers = self._channel.meet(diagnosis.LOOK_SECS)
+            if self._channel.hangs_up:
+                raise UnavailableError(_NO_ROOM)
             if answers and not waited_in_vain and _NOT_TRUSTED in (answer.details() or ""):
                 answer = continuation(details, request)
         return answer
@@ -516,7 +525,7 @@ def call(
         return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
     except grpc.RpcError as error:
         raise _from_grpc(error, task) from None
-    except (UnauthenticatedError, PermissionDeniedError) as error:
+    except (UnauthenticatedError, PermissionDeniedError, UnavailableError) as error:
         error.task = error.task or task
         raise
     except ValueError as error:  # what grpc raises when another thread has closed the channel; only its text tells

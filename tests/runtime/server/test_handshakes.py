@@ -1,12 +1,16 @@
 """Many handshakes at once: each comes to its end, and the server outlives them, also while certificates change."""
 
 import concurrent.futures
+import contextlib
 import pathlib
+import socket
 from collections import Counter
 
 import pytest
 
+import runtime as rt
 from harness.certs import CA
+from runtime.cluster.spec import split_address
 from runtime.transport import diagnosis
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
@@ -17,6 +21,7 @@ pytestmark = pytest.mark.cluster
 
 AT_ONCE = 24
 HANDSHAKES = 3000
+ROOM = 4
 
 
 @pytest.mark.parametrize("replaced", [0, 5], ids=["as it is", "replaced meanwhile"])
@@ -38,3 +43,29 @@ def test_handshakes_at_once_do_not_disturb_each_other(tmp_path: pathlib.Path, re
         assert server.code is None, server.story()
         assert problems == {"": HANDSHAKES}
         assert all(look.result().names for look in looks)
+
+
+def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_taken(tmp_path: pathlib.Path) -> None:
+    """It was an UnauthenticatedError, after which nobody tries again, for one connection too many."""
+    security = Security(certificates=certificates.make(tmp_path / "certs"))
+    spec = kit.addresses(ps=1)
+    (address,) = spec["ps"]
+    env = {VARIABLE: str(security.certificates), "BELLWETHER_LIMITS": f"rpc_connections={ROOM}"}
+    with kit.serve(spec, "ps", 0, env=env) as server, contextlib.ExitStack() as silent:
+        until(lambda: answers(address, security))
+        for _ in range(ROOM):
+            silent.enter_context(socket.create_connection(split_address(address)))
+        with pytest.raises(rt.UnavailableError, match="hangs up at once") as caught:
+            rt.probe(address, 20, security=security)
+        assert "\n" not in caught.value.message
+        silent.close()
+        until(lambda: answers(address, security))
+        assert server.code is None
+
+
+def answers(address: str, security: Security) -> bool:
+    """Whether a task has room for us."""
+    with contextlib.suppress(rt.UnavailableError):
+        rt.probe(address, 20, security=security)
+        return True
+    return False
