@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 import runtime as rt
+from runtime import limits
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.transport import rpc
@@ -25,6 +26,8 @@ from tests.runtime import kit
 PS: Final = "/job:ps/task:0"
 MEMORY: Final = 256 << 20
 """By how much the ps may grow after the first part of what is sent: lanes and refusals are remembered for minutes."""
+_PATIENT: Final = {limits.VARIABLE: "hello_secs=120"}
+"""For handshakes: whoever hangs up is noticed by that, and nobody is cut off because the machine is busy."""
 DESCRIPTORS: Final = 64
 THREADS: Final = 64
 
@@ -59,7 +62,7 @@ class Victim:
             security, env = None, dict[str, str]()
             if self._certificates is not None:
                 security = Security(certificates=self._certificates)
-                env = {VARIABLE: str(self._certificates), FAST_PATH_VARIABLE: "0"}
+                env = {VARIABLE: str(self._certificates), FAST_PATH_VARIABLE: "0", **_PATIENT}
             (self._process,) = self._stack.enter_context(kit.processes(cluster, ("ps", 0), env=env))
             worker = self._stack.enter_context(rt.Server(cluster, "worker", 0, security=security))
             with rt.Graph().as_default() as graph, rt.device(PS):
