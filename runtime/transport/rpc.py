@@ -306,7 +306,7 @@ class _Meeting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
         if code is grpc.StatusCode.UNAVAILABLE or waited_in_vain:
             answers = self._channel.meet(diagnosis.LOOK_SECS)
-            if self._channel.hangs_up:
+            if self._channel.hangs_up and not waited_in_vain:  # who waits is told by the deadline, and may wait on
                 raise UnavailableError(_NO_ROOM)
             if answers and not waited_in_vain and _NOT_TRUSTED in (answer.details() or ""):
                 answer = continuation(details, request)

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.cluster
 
 AT_ONCE = 24
 HANDSHAKES = 3000
-ROOM = 4
 
 
 @pytest.mark.parametrize("replaced", [0, 5], ids=["as it is", "replaced meanwhile"])
@@ -50,14 +49,16 @@ def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_take
     security = Security(certificates=certificates.make(tmp_path / "certs"))
     spec = kit.addresses(ps=1)
     (address,) = spec["ps"]
-    env = {VARIABLE: str(security.certificates), "BELLWETHER_LIMITS": f"rpc_connections={ROOM}"}
+    env = {VARIABLE: str(security.certificates), "BELLWETHER_LIMITS": "rpc_connections=4,hello_secs=120"}
     with kit.serve(spec, "ps", 0, env=env) as server, contextlib.ExitStack() as silent:
         until(lambda: answers(address, security))
-        for _ in range(ROOM):
-            silent.enter_context(socket.create_connection(split_address(address)))
+        fill(address, silent)
         with pytest.raises(rt.UnavailableError, match="hangs up at once") as caught:
             rt.probe(address, 20, security=security)
         assert "\n" not in caught.value.message
+        waits = rt.SessionConfig(start_timeout_secs=1)
+        with pytest.raises(rt.DeadlineExceededError):  # not before its time
+            rt.Session(f"grpc://{address}", rt.Graph(), waits, security=security)
         silent.close()
         until(lambda: answers(address, security))
         assert server.code is None
@@ -69,3 +70,16 @@ def answers(address: str, security: Security) -> bool:
         rt.probe(address, 20, security=security)
         return True
     return False
+
+
+def fill(address: str, silent: contextlib.ExitStack) -> None:
+    """Connects and says nothing, until there is no room for one more."""
+    while True:
+        sock = silent.enter_context(socket.create_connection(split_address(address)))
+        sock.settimeout(0.3)
+        with contextlib.suppress(TimeoutError):
+            try:
+                assert not sock.recv(1)
+            except ConnectionResetError:
+                pass
+            return
