@@ -15,6 +15,7 @@ The whole tree, with the status code of each type and the built-in exception it 
     |-- AlreadyExistsError        6  the name is taken
     |-- PermissionDeniedError     7  PermissionError: known who you are, and it is not allowed
     |-- ResourceExhaustedError    8  out of memory, or over a configured limit; no variable has lost its value
+    |   `-- DiskFullError            no room for what was to be written
     |-- FailedPreconditionError   9  uninitialised variable, closed session: do something first
     |   `-- UninitializedError       variables have no value yet
     |-- AbortedError             10  the task restarted, or an update that failed took values along; make a new session
@@ -154,6 +155,12 @@ class ResourceExhaustedError(OpError):
     limit = ""
 
 
+class DiskFullError(ResourceExhaustedError):
+    """There is no room for what was to be written; with some, it works."""
+
+    kind = 1
+
+
 class FailedPreconditionError(OpError):
     """The state is not ready for this: an uninitialised variable, a closed session."""
 
@@ -252,6 +259,7 @@ _KINDS: Final = {
         TakeoverError,
         MissingFeedError,
         SnapshotError,
+        DiskFullError,
         UninitializedError,
         TaskLeftError,
         GroupLostError,

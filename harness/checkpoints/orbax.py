@@ -26,8 +26,8 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import Manifest, StoredArray
-from runtime import AbortedError, DataLossError, InternalError, OpError, ResourceExhaustedError
-from runtime.lowlevel import one_line, storage
+from runtime import AbortedError, DataLossError, InternalError, OpError
+from runtime.lowlevel import DiskFullError, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -146,7 +146,7 @@ class Directory:
             metrics: for keeping the best.
 
         Raises:
-            ResourceExhaustedError: the disk is full.
+            DiskFullError: the disk is full.
             OpError: what went wrong on a task.
         """
         with self._lock, _quiet, contextlib.ExitStack() as stack:
@@ -357,7 +357,7 @@ def _named(error: Exception, path: str) -> Exception:
         if isinstance(cause, OpError):
             return cause
         if isinstance(cause, OSError) and cause.errno in _FULL or "No space left" in str(cause):
-            return ResourceExhaustedError(f"the disk of {path} is full: {cause}")
+            return DiskFullError(f"the disk of {path} is full: {cause}")
         if isinstance(cause, OSError) and (other := storage.barred(cause, path)) is not None:
             return other
         cause = cause.__cause__ or cause.__context__

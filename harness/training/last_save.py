@@ -53,7 +53,7 @@ def save_the_end(
         signalled: whether somebody has asked this process to end meanwhile: then nothing is waited for.
 
     Raises:
-        ResourceExhaustedError: the disk is full, and has stayed so.
+        DiskFullError: the disk is full, and has stayed so.
         AbortedError: a task was lost, and with it steps that nobody has trained again; names it and them.
         UnavailableError, DeadlineExceededError: the same, and the lost task has not come back.
     """
@@ -71,7 +71,7 @@ def save_the_end(
                 text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
                 _tell(type(gone)(text, task=gone.task), gone, over)
                 return
-        except rt.ResourceExhaustedError as error:
+        except rt.lowlevel.DiskFullError as error:
             if not over:
                 raise
             if room_until is None:
@@ -82,7 +82,8 @@ def save_the_end(
                     ROOM_SECS / 60,
                 )
             if not _until_next_try(room_until, signalled):
-                raise rt.ResourceExhaustedError(f"{error.message}; {not_saved(reached, checkpoint_dir)}") from error
+                text = f"{error.message}; {not_saved(reached, checkpoint_dir)}"
+                raise rt.lowlevel.DiskFullError(text, task=error.task) from error
         except (rt.CancelledError, RuntimeError):
             if not session.replaced(raw):  # by a recovery that was under way
                 raise

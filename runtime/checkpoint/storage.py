@@ -35,7 +35,15 @@ from runtime.checkpoint.durability import (
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
 from runtime.checkpoint.trial import read_apart
-from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, ResourceExhaustedError, one_line
+from runtime.errors import (
+    DataLossError,
+    DiskFullError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    ResourceExhaustedError,
+    one_line,
+)
 from runtime.tensor_spec import Array, aligned
 
 GROUP_BYTES = 64 << 20
@@ -157,7 +165,7 @@ def write_arrays(
         The bytes of each group that is on disk. Who asks for no more ends the writing.
 
     Raises:
-        ResourceExhaustedError: the disk is full.
+        DiskFullError: the disk is full.
     """
     import tensorstore as ts
 
@@ -304,7 +312,7 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         parts: names of the sub-directories that are stores; no two have the same key.
 
     Raises:
-        ResourceExhaustedError: the disk is full.
+        DiskFullError: the disk is full.
         DataLossError: a part cannot be read, or the whole not be written.
     """
     import tensorstore as ts
@@ -421,7 +429,7 @@ def write_error(directory: str, error: Exception) -> OpError:
     text = " ".join(str(error).split())
     for reason in ("No space left on device", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED"):
         if reason in text:
-            return ResourceExhaustedError(f"the disk of {directory} is full: {reason}")
+            return DiskFullError(f"the disk of {directory} is full: {reason}")
     return DataLossError(f"writing into {directory}: {text[:400]}")
 
 

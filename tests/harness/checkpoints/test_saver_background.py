@@ -279,7 +279,7 @@ def _full_disk(kind: str, end: str, directory: pathlib.Path) -> str:
         (
             "supervisor",
             "none",
-            r"ENDED WITH ResourceExhaustedError: .* is full.*; step \d+ is not saved, the newest check",
+            r"ENDED WITH DiskFullError: .* is full.*; step \d+ is not saved, the newest check",
         ),
         ("supervisor", "SIGTERM", f"ENDED BY {exit_codes.PREEMPTED.plain}"),
     ],
