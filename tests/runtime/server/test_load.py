@@ -156,7 +156,7 @@ def test_silent_connections_to_the_tensor_port_lock_nobody_out(says: bytes) -> N
             assert fds < before[0] + 200 and threads < before[1] + 200
             newcomer(ps.address)
             assert ps.goes_on()
-        until(lambda: ps.figures()[0] <= before[0] + 2 and ps.figures()[1] <= before[1] + 4, secs=60)
+        until(lambda: ps.figures()[0] <= before[0] + 2 and ps.figures()[1] <= before[1] + 4)
 
 
 def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_bounded() -> None:
@@ -166,7 +166,7 @@ def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_boun
             assert ps.goes_on()
             assert ps.figures()[0] < before[0] + rt.Limits().rpc_connections + 50
             newcomer(ps.address)  # after hello_secs
-        until(lambda: ps.figures()[0] <= before[0] + 3, secs=60)
+        until(lambda: ps.figures()[0] <= before[0] + 3)
 
 
 def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -> None:
@@ -176,7 +176,7 @@ def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -
             assert ps.goes_on()
             assert ps.figures()[0] < before[0] + 100
             newcomer(ps.address)
-        until(lambda: ps.figures()[0] <= before[0] + 3, secs=60)
+        until(lambda: ps.figures()[0] <= before[0] + 3)
 
 
 def test_a_process_that_may_open_few_files_has_some_left_whoever_connects() -> None:
@@ -229,7 +229,7 @@ def test_a_client_that_takes_all_connections_has_its_own_and_no_more() -> None:
         newcomer(ps.address)
         until(lambda: ps.figures()[0] < before[0] + 40)
         stack.close()
-        until(lambda: ps.figures()[0] <= before[0] + 3 and ps.figures()[1] <= before[1] + 4, secs=60)
+        until(lambda: ps.figures()[0] <= before[0] + 3 and ps.figures()[1] <= before[1] + 4)
 
 
 class _Address:

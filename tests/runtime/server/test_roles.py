@@ -509,7 +509,7 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster
                 except rt.UnavailableError:  # gRPC connects anew after a pause
                     return False
 
-            until(answers, secs=60)
+            until(answers)
 
 
 def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_path: pathlib.Path) -> None:

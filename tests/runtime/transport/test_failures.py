@@ -70,7 +70,7 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     frozen = time.monotonic()
     lane.send(kit.ADD, 2, addend(1))
     caller = Caller(lane)
-    until(lambda: peer.silent_since is not None, secs=60)
+    until(lambda: peer.silent_since is not None)
     noticed = time.monotonic()
     assert noticed - frozen > 1
     since = peer.silent_since
@@ -78,7 +78,7 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     other.thaw()
     caller.join(5)
     assert caller.error is None and caller.result == [2]
-    until(lambda: peer.silent_since is None, secs=60)
+    until(lambda: peer.silent_since is None)
     assert lane.call(kit.SUM, 3, [], kit.NUMBER) == [2]
     peer.release(lane)
     peer.close()
@@ -124,7 +124,7 @@ def test_cancel_while_reconnecting(other):
     other.freeze()
     lane.send(kit.ADD, 1, addend(1))
     caller = Caller(lane)
-    until(lambda: peer.silent_since is not None, secs=5)
+    until(lambda: peer.silent_since is not None)
     lane.cancel()
     caller.join(20)
     assert type(caller.error) is CancelledError
@@ -283,8 +283,8 @@ def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_the
     assert desk.blocked.acquire(timeout=60)
     there.clear()
     proxy.close()  # the call runs, and its answer is lost
-    until(lambda: desk.runs == 1, secs=10)
-    until(lambda: server.counters.lanes == 0, secs=30)
+    until(lambda: desk.runs == 1)
+    until(lambda: server.counters.lanes == 0)
     there.append(direct)
     caller.join(30)
     assert desk.runs == 1

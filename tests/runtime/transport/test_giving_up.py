@@ -166,7 +166,7 @@ def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, cap
     with caplog.at_level(logging.INFO):
         lane.send(kit.BLOCK, 1, [])
         caller = Caller(lane)
-        until(lambda: _lines(caplog, f"Waiting for {kit.TASK} at") >= 3, secs=20)
+        until(lambda: _lines(caplog, f"Waiting for {kit.TASK} at") >= 3)
         pair.desk.release.set()
         caller.join(20)
     assert caller.result == [1]
@@ -184,7 +184,7 @@ def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_end
             other.freeze()
             lane.send(kit.SUM, 1, [])
             caller = Caller(lane)
-            until(lambda: _lines(caplog, "to be reached") >= 3, secs=40)
+            until(lambda: _lines(caplog, "to be reached") >= 3)
     finally:
         other.close()
     caller.join(20)
