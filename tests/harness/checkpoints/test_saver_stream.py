@@ -343,7 +343,7 @@ def test_what_nobody_asks_for_is_given_up(tmp_path: pathlib.Path, monkeypatch: p
                 names.slices_of(sess, names.saved_variables(list(v.values())), stream=True)
             )
             (job,) = made["/job:ps/task:0"].worker.checkpoint_participant._jobs.values()
-            assert job.cancelled.wait(30) and not job.arrays
+            assert job.cancelled.wait(100) and not job.arrays
             (tmp_path / "late").mkdir()
             with pytest.raises(rt.AbortedError, match="/job:ps/task:0: .*nobody has asked for it"):
                 sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "late"), stream=True)

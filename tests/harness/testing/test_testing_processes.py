@@ -101,7 +101,7 @@ def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
     processes.close()
     with pytest.raises(RuntimeError, match="cluster is closed"):
         processes.start("another", ["true"], env)
-    first._thread.join(20)
+    first._thread.join(100)
     second = Zygote.lasting((), env)
     assert second is not first
     again = Processes(second)

@@ -111,7 +111,7 @@ def test_a_session_waits_until_all_have_joined_and_says_for_whom() -> None:
         waiting.join(0.3)
         assert waiting.is_alive() and not made
         with tf.train.Server(cluster, "worker", 1):
-            waiting.join(20)
+            waiting.join(100)
             assert len(made) == 1
             with tf.device("/job:worker/task:1"):
                 assert made[0].run(tf.constant(2) * 3) == 6
@@ -272,7 +272,7 @@ def test_a_queue_tells_a_parameter_server_when_all_are_through() -> None:
         with tf.Session(ps.target) as sess:
             assert [sess.run(taken) for _ in range(2)] == [1, 1]
         for thread in threads:
-            thread.join(20)
+            thread.join(100)
 
 
 def test_a_queue_is_filled_beside_training() -> None:

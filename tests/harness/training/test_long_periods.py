@@ -32,7 +32,7 @@ def test_services_that_are_due_once_and_never_again(tmp_path: pathlib.Path, neve
     with sv.managed_session("") as sess:
         saved = threading.Event()
         sv.loop(never, saved.set)
-        assert saved.wait(30)
+        assert saved.wait(100)
         while latest_checkpoint(str(tmp_path)) is None:
             assert not sv.coord.wait_for_stop(0.01)
         for _ in range(5):

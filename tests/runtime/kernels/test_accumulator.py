@@ -183,7 +183,7 @@ def test_whatever_threads_do_the_model_explains(programs: list[list[tuple[Any, .
             return None
 
     def run(program: list[tuple[Any, ...]]) -> None:
-        together.wait(30)
+        together.wait(100)
         for action in program:
             called = next(clock)
             result = call(action)

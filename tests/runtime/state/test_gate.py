@@ -174,5 +174,5 @@ def test_a_cut_learns_at_once_that_another_has_begun() -> None:
     thread = _in_thread(wait)
     until(lambda: gate._allowed)  # it waits
     gate.pause(CUT + 1, 60, 1)
-    assert ended.wait(20)
+    assert ended.wait(100)
     thread.join(60)

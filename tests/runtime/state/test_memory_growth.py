@@ -55,6 +55,6 @@ def test_10000_steps_take_no_memory_with_them() -> None:
             assert int(worker.expect(r"AT (\d+)")[1]) == mark
             resident.append([psutil.Process(program.pid).memory_info().rss / 2**20 for program in (ps, worker)])
             worker.enter("")
-        assert worker.wait(30) == 0
+        assert worker.wait(100) == 0
     growth = np.subtract(resident[1], resident[0])
     assert growth.max() < LIMIT_MB, f"ps and worker grew by {growth} MiB from {resident[0]} MiB"

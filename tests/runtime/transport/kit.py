@@ -88,14 +88,14 @@ class Desk:
         if handle in (ADD, SLOW_ADD):
             if handle == SLOW_ADD:
                 self.blocked.release()
-                self.release.wait(20)
+                self.release.wait(100)
             with self.lock:
                 self.runs += 1
                 self.total += int(inputs[0])
                 return Reply([number(self.total)], remember=True)
         if handle == BLOCK:
             self.blocked.release()
-            if not self.release.wait(20):
+            if not self.release.wait(100):
                 raise CancelledError("nobody released it")
             return Reply([number(1)])
         replies: dict[int, Callable[[], Reply]] = {
@@ -169,7 +169,7 @@ class CuttingProxy:
         for sock in self._sockets:
             self._shut(sock)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(100)
         for sock in [self._listener, *self._sockets]:
             sock.close()
 

@@ -159,7 +159,7 @@ def test_a_name_server_that_does_not_answer_does_not_hold_a_call_up(monkeypatch:
     peer = make_peer(lambda timeout: endpoint(server), options=options)
     errors: list[BaseException] = []
     thread = _acquired(peer, errors)
-    thread.join(20)
+    thread.join(100)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [UnavailableError]
     assert f"no address of {NAME}" in str(errors[0])

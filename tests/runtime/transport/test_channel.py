@@ -428,7 +428,7 @@ def test_many_threads_share_a_peer(pair):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert pair.desk.total == 400
     assert pair.server.counters.calls == 400
     assert pair.server.counters.lanes <= 9  # with that of the heartbeat

@@ -50,7 +50,7 @@ def test_kill_in_the_middle_of_a_call(other, prefer_unix):
     lane.send(kit.BLOCK, 1, [])
     caller = Caller(lane)
     other.kill()
-    caller.join(5)
+    caller.join(100)
     assert type(caller.error) is UnavailableError and caller.error.task == TASK
     peer.release(lane)
     with pytest.raises(UnavailableError) as caught:
@@ -76,7 +76,7 @@ def test_frozen_peer_is_noticed_and_the_call_completes_once(other, prefer_unix):
     since = peer.silent_since
     assert since is not None and since <= frozen + 1.5
     other.thaw()
-    caller.join(5)
+    caller.join(100)
     assert caller.error is None and caller.result == [2]
     until(lambda: peer.silent_since is None)
     assert lane.call(kit.SUM, 3, [], kit.NUMBER) == [2]
@@ -126,7 +126,7 @@ def test_cancel_while_reconnecting(other):
     caller = Caller(lane)
     until(lambda: peer.silent_since is not None)
     lane.cancel()
-    caller.join(20)
+    caller.join(100)
     assert type(caller.error) is CancelledError
     peer.release(lane)
     peer.close()
@@ -140,7 +140,7 @@ def test_close_does_not_wait_for_a_frozen_peer(other):
     caller = Caller(lane)
     peer.close()
     assert not peer._heart_thread.is_alive()  # close has waited for its end, not given it up
-    caller.join(20)
+    caller.join(100)
     assert type(caller.error) is CancelledError
     peer.release(lane)
 

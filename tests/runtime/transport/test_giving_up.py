@@ -43,7 +43,7 @@ def test_an_answer_that_is_on_its_way_at_the_deadline_arrives(pair):
 
 def test_a_wait_that_ends_without_an_answer_ends_with_its_deadline(pair):
     def wait() -> Reply:
-        assert pair.desk.release.wait(20)
+        assert pair.desk.release.wait(100)
         raise CancelledError("the caller hung up")
 
     pair.desk.reply = wait
@@ -98,7 +98,7 @@ def test_what_a_call_notes_is_there_when_it_is_repeated_and_gone_when_it_is_answ
         pair.desk.blocked.release()
         if len(seen) < 3:
             while not caller_is_gone():  # it may be told once more of the connection before
-                assert told.wait(20)
+                assert told.wait(100)
                 told.clear()
             raise CancelledError("the caller hung up")
         return Reply([number(len(seen))])
@@ -110,7 +110,7 @@ def test_what_a_call_notes_is_there_when_it_is_repeated_and_gone_when_it_is_answ
     for _ in range(2):
         assert pair.desk.blocked.acquire(timeout=60)
         lane.interrupt()
-    caller.join(20)
+    caller.join(100)
     assert caller.error is None and caller.result == [3]
     assert seen == [[], [1], [1, 2]]
     assert lane.call(kit.SUM, 2, [], kit.NUMBER) == [4]
@@ -142,7 +142,7 @@ def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch)
     monkeypatch.setattr(channel, "_STEADY_SECS", 0.0)
     caller = _cut_while_it_waits(pair, 40)
     pair.desk.release.set()
-    caller.join(20)
+    caller.join(100)
     assert caller.error is None and caller.result == [1]
     pair.peer.release(caller.lane)
 
@@ -150,7 +150,7 @@ def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch)
 def test_a_connection_that_breaks_whenever_it_is_made_is_given_up(pair, hasty, monkeypatch):
     monkeypatch.setattr(channel, "_STEADY_SECS", 1e9)
     caller = _cut_while_it_waits(pair, 40)
-    caller.join(20)
+    caller.join(100)
     assert type(caller.error) is UnavailableError and "33 times in a row" in str(caller.error)
     pair.desk.release.set()
     pair.peer.release(caller.lane)
@@ -168,7 +168,7 @@ def test_a_call_that_waits_says_so_again_and_again(pair, often, monkeypatch, cap
         caller = Caller(lane)
         until(lambda: _lines(caplog, f"Waiting for {kit.TASK} at") >= 3)
         pair.desk.release.set()
-        caller.join(20)
+        caller.join(100)
     assert caller.result == [1]
     pair.peer.release(lane)
 
@@ -187,6 +187,6 @@ def test_a_call_that_waits_for_a_frozen_task_says_so_again_and_again(no_open_end
             until(lambda: _lines(caplog, "to be reached") >= 3)
     finally:
         other.close()
-    caller.join(20)
+    caller.join(100)
     peer.release(lane)
     peer.close()

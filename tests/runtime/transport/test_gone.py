@@ -77,7 +77,7 @@ def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(monkeypatch: pyte
     lane = peer.acquire()
     lane.call(SUM, 1, [], NUMBER)
     lane.close(goodbye=True, whole_client=True)
-    assert desk.told.wait(30)
+    assert desk.told.wait(100)
     assert desk.left == [(CLIENT, True)]
     peer.close()
     server.stop()

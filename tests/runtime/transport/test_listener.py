@@ -100,7 +100,7 @@ def test_a_client_is_let_in_when_there_are_threads_again(server: LimitedServer) 
     thread = kit.in_thread(peer.acquire)
     until(lambda: server.request("counters")[1] > accepted)
     server.request("threads")
-    lane = thread.result(30)
+    lane = thread.result(100)
     assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
     peer.release(lane)
     peer.close()
