@@ -33,7 +33,7 @@ def save_the_end(
     checkpoint_dir: str,
     *,
     over: bool,
-    signalled: Callable[[], bool] = lambda: False,
+    signalled: Callable[[], bool],
 ) -> None:
     """Has ``final`` write what is last, and makes sure that it holds the step that training had come to.
 

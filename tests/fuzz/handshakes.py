@@ -24,13 +24,13 @@ from runtime.cluster.spec import split_address
 from runtime.transport import frames
 from tests.fuzz.victim import Victim
 from tests.kit import certificates
+from tests.runtime.server.kit import PREFACE
 
 AT_ONCE: Final = 24
 HELD: Final = 32
 """So many torn handshakes are left open: fewer than what a port lets wait before it ends the oldest."""
 ANSWER_SECS: Final = 60.0
 CHECKS: Final = 20
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 SETTINGS: Final = 4
 """The kind of the first frame that a server of HTTP/2 sends (RFC 9113, 3.4)."""
 HEAD: Final = 5
