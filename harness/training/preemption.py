@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import enum
 import gc
+import math
 import os
 import queue
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
 
@@ -19,8 +22,13 @@ from absl import logging
 from harness import exit_codes
 
 _AGAIN_SECS = 0.01
-_MOST_TIMES_AGAIN = 100
-"""A signal takes effect after a second at the latest, also within a lock that somebody else keeps for ever."""
+"""A signal that has to wait is sent again after so long."""
+LOCK_SECS = 1.0
+"""A signal takes effect after so long at the latest, also within a lock that somebody else keeps for ever."""
+IMPORT_SECS = 5.0
+"""SIGTERM takes effect after so long at the latest, also while a module is imported."""
+SWALLOWED_SHARE = 1 / 3
+"""After this share of the grace period a ``SystemExit`` that somebody has caught is raised once more."""
 
 _LOCKING = frozenset(
     (module, function)
@@ -33,8 +41,18 @@ _LOCKING = frozenset(
 )
 """Functions of Python's library that lock and unlock in Python: an exception in them may leave the lock locked."""
 
-_Event = float | signal.Signals | None
-"""When the grace period ends, a signal to send again, or that the block has ended."""
+_IMPORTING = ("importlib._bootstrap", "_find_and_load")
+
+
+class _Event(enum.Enum):
+    NOTICED = enum.auto()
+    """SIGTERM has come: the grace period begins."""
+    INT_AGAIN = enum.auto()
+    TERM_AGAIN = enum.auto()
+    """A signal is to be sent again."""
+    SWALLOWED = enum.auto()
+    """The ``SystemExit`` is gone, and the block goes on, or has ended."""
+    ENDED = enum.auto()
 
 
 @contextlib.contextmanager
@@ -51,6 +69,11 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     Python discards an exception that a signal's handler raises within a callback of the garbage collector, of a weak
     reference or within ``__del__``. Within the block such a signal, also Ctrl-C, is sent once more.
 
+    An import within the block is completed first, for 5 s at most: extension modules that are left half-way end the
+    process by SIGABRT. Libraries in C may discard an exception too, and programs may catch ``SystemExit``. Where nobody
+    holds it any more and the block goes on, it is raised once more after a third of the grace period: a program that
+    cleans up by itself has that time for it.
+
     Args:
         grace_secs: seconds from the signal to the hard end of the process.
     """
@@ -65,9 +88,11 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
         with exit_codes.interruptible():
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-        sys.unraisablehook = discarded
-        leave.end()
+        try:
+            leave.end()  # before anybody else gets what it sends
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            sys.unraisablehook = discarded
 
 
 def interrupt_between_locks() -> None:
@@ -92,31 +117,47 @@ class _Interrupt:
     """The handler of Ctrl-C."""
 
     def __init__(self) -> None:
-        self._locks = _Locks()
+        self._held_up = _HeldUp(_locks_or_collects, LOCK_SECS)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._locks.within(frame):
+        if self._held_up(frame):
             _thread.start_new_thread(_send_again, (number,))  # one of threading takes locks, which may be those
         else:
             signal.default_int_handler(number, frame)
 
 
-class _Locks:
-    """Tells whether a signal has to wait for a lock or for the garbage collector, and that not too often."""
+class _HeldUp:
+    """Tells whether a signal has to wait where the main thread is, and that not for too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Callable[[FrameType | None], bool], most_secs: float) -> None:
+        self._waits = waits
+        self._most = round(most_secs / _AGAIN_SECS)
         self._times = 0
 
-    def within(self, frame: FrameType | None) -> bool:
-        """Whether the main thread, in ``frame``, must not be interrupted, and the signal can still wait."""
-        locking = frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _LOCKING
-        waits = (locking or _collects(frame)) and self._times < _MOST_TIMES_AGAIN
-        self._times = self._times + 1 if waits else 0
+    def __call__(self, frame: FrameType | None) -> bool:
+        self._times = self._times + 1 if self._waits(frame) and self._times < self._most else 0
         return self._times > 0
 
 
+def _locks_or_collects(frame: FrameType | None) -> bool:
+    """Whether a frame locks or unlocks, or a callback of the garbage collector runs in it."""
+    return (frame is not None and _place(frame) in _LOCKING) or _collects(frame)
+
+
+def _imports(frame: FrameType | None) -> int:
+    """How many imports run in a frame, each by the module that the one before runs."""
+    count = 0
+    while frame is not None:
+        count += _place(frame) == _IMPORTING
+        frame = frame.f_back
+    return count
+
+
+def _place(frame: FrameType) -> tuple[object, str]:
+    return frame.f_globals.get("__name__"), frame.f_code.co_name
+
+
 def _collects(frame: FrameType | None) -> bool:
-    """Whether a callback of the garbage collector runs in a frame."""
     return any(_within(callback.__code__, frame) for callback in gc.callbacks if isinstance(callback, FunctionType))
 
 
@@ -127,70 +168,93 @@ def _send_again(number: int) -> None:
     signal.pthread_kill(main, number)
 
 
+class _Leaving(SystemExit):
+    """A ``SystemExit`` that can be looked after: Python's own takes no weak references."""
+
+
 class _Leave:
     """The handler of SIGTERM in a preemptible block.
 
     A handler runs between any two bytecodes of the main thread, also within another lock's block. So it takes no lock
     and starts no thread: it puts into a queue of the kind that is made for that, which a thread of its own reads.
+
+    The block is being left for as long as somebody holds the exception, as Python does through ``finally``, ``with``
+    and ``except``. The handler has no name for it: its own frame, in the traceback, would hold it.
     """
 
     def __init__(self, grace_secs: float) -> None:
         self._grace_secs = grace_secs
-        self._exit = SystemExit(exit_codes.code(exit_codes.PREEMPTED))
         self._raised = False
-        self._noticed = False
+        self._leaving: weakref.ref[_Leaving] | None = None
+        self._until = math.inf  # the end of the grace period
         self._ignored = sys.unraisablehook
-        self._locks = _Locks()
+        self._locks = _HeldUp(_locks_or_collects, LOCK_SECS)
+        around = _imports(sys._getframe())  # this program may be a module that somebody imports
+        self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
         self._thread.start()
 
     def notice(self) -> None:
         """The signal has come: the grace period begins."""
-        if not self._noticed:
-            self._noticed = True
-            self._events.put(time.monotonic() + self._grace_secs)
+        if self._until == math.inf:
+            self._until = time.monotonic() + self._grace_secs
+            self._events.put(_Event.NOTICED)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.notice()
         if self._raised:  # with a second signal the way out is being taken
             return
-        if _within(_Leave.discarded.__code__, frame) or self._locks.within(frame):
-            self._events.put(signal.SIGTERM)
+        if _within(_Leave.discarded.__code__, frame) or self._locks(frame) or self._import(frame):
+            self._events.put(_Event.TERM_AGAIN)
             return
         self._raised = True
-        raise self._exit
+        raise self._leave()
+
+    def _leave(self) -> _Leaving:
+        error = _Leaving(exit_codes.code(exit_codes.PREEMPTED))
+        self._leaving = weakref.ref(error, lambda _: self._events.put(_Event.SWALLOWED))
+        return error
 
     def discarded(self, what: sys.UnraisableHookArgs) -> None:
         """Called by Python for an exception that cannot be caught; one that a signal has raised is raised once more."""
-        if what.exc_value is self._exit:
+        if isinstance(what.exc_value, _Leaving):
             self._raised = False
-            self._events.put(signal.SIGTERM)
+            self._events.put(_Event.TERM_AGAIN)
         elif isinstance(what.exc_value, KeyboardInterrupt):
-            self._events.put(signal.SIGINT)
+            self._events.put(_Event.INT_AGAIN)
         else:
             self._ignored(what)
 
     def end(self) -> None:
         """The block has ended in time."""
-        self._events.put(None)
+        self._events.put(_Event.ENDED)
         self._thread.join()
 
     def _attend(self) -> None:
-        until: float | None = None
+        again = math.inf  # when a SystemExit that somebody has swallowed is raised once more
         while True:
+            until = min(self._until, again)
             try:
-                event = self._events.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                event = self._events.get(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
             except queue.Empty:
-                _cut_off(self._grace_secs)
-            else:
-                if event is None:
-                    return
-                if isinstance(event, signal.Signals):
-                    _send_again(event)  # the callback that it came into may go on for a moment
-                else:
-                    until = event
+                if until == self._until:
+                    _cut_off(self._grace_secs)
+                again = math.inf
+                if self._leaving is None or self._leaving() is None:
+                    logging.warning("SIGTERM once more: the SystemExit of the first was caught, and the block goes on")
+                    self._raised = False
+                    _send_again(signal.SIGTERM)
+                continue
+            match event:
+                case _Event.NOTICED:
                     logging.warning("SIGTERM: ending within %g s", self._grace_secs)
+                case _Event.SWALLOWED:
+                    again = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
+                case _Event.INT_AGAIN | _Event.TERM_AGAIN:  # what it came into may go on for a moment
+                    _send_again(signal.SIGINT if event is _Event.INT_AGAIN else signal.SIGTERM)
+                case _Event.ENDED:
+                    return
 
 
 def _within(code: CodeType, frame: FrameType | None) -> bool:

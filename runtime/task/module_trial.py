@@ -137,13 +137,15 @@ class ModuleTrials:
         """
         assert process.stdout is not None
         deadline, watched = time.monotonic() + secs, psutil.Process(process.pid)
+        poll = select.poll()  # a task of a thousand workers has descriptors that select() does not take
+        poll.register(process.stdout, select.POLLIN)
         while True:
             try:
                 if watched.memory_info().rss > self._memory:
                     raise InvalidArgumentError(f"to read and compile it takes more than {self._memory} bytes of memory")
             except psutil.NoSuchProcess:  # it has just ended, which its output tells
                 pass
-            if select.select([process.stdout], [], [], _LOOK_SECS)[0]:
+            if poll.poll(1000 * _LOOK_SECS):
                 return process.stdout.readline()
             if time.monotonic() > deadline:
                 raise InvalidArgumentError(f"to read and compile it takes more than {secs:g} s")

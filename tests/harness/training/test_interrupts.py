@@ -1,19 +1,24 @@
 """Ctrl-C and SIGTERM come out of what the main thread does, and leave no lock behind that others wait for."""
 
+import ctypes
 import gc
+import importlib
+import inspect
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 import harness
-from harness.training.preemption import _LOCKING, interrupt_between_locks
+from harness.training import preemption
+from harness.training.preemption import _IMPORTING, _LOCKING, interrupt_between_locks
 
 TIMES = 20
 """So many signals: before Python 3.13 every third or so left the lock locked."""
@@ -134,6 +139,7 @@ def test_a_handler_of_the_program_s_own_stays(ctrl_c_as_python_has_it: None) -> 
 def test_the_functions_that_lock_are_pythons() -> None:
     import importlib._bootstrap
 
+    assert inspect.isfunction(vars(importlib._bootstrap)[_IMPORTING[1]])
     modules = {"logging": logging, "threading": threading, "importlib._bootstrap": importlib._bootstrap}
     names = {module: {f for m, f in _LOCKING if m == module} for module in modules}
     assert {m for m, _ in _LOCKING} == set(modules)
@@ -142,3 +148,129 @@ def test_the_functions_that_lock_are_pythons() -> None:
         known = set(vars(module)) | {f for c in vars(module).values() if isinstance(c, type) for f in vars(c)}
         missing = names[name] - known - {"cb", "_acquireLock", "_releaseLock"}  # one within a function, two until 3.12
         assert not missing
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is swallowed is raised again after a tenth of a second of the hundred here."""
+    monkeypatch.setattr(preemption, "SWALLOWED_SHARE", 0.001)
+
+
+class Asked:
+    def __getattr__(self, name: str) -> object:
+        signal.raise_signal(signal.SIGTERM)
+        raise AttributeError(name)
+
+
+def by_a_library_in_c() -> None:
+    """Before Python 3.13 this function of its C interface drops what is raised; then sys.unraisablehook gets it."""
+    has = ctypes.pythonapi.PyObject_HasAttrString
+    has.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    assert not has(Asked(), b"name")
+
+
+def by_a_library_in_python() -> None:
+    with suppress(BaseException):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("swallow", [by_a_library_in_c, by_a_library_in_python])
+def test_sigterm_that_somebody_swallows_is_raised_once_more(soon: None, swallow: Callable[[], None]) -> None:
+    """A worker that had just joined went on until it was cut off; a chief would have lost its last save."""
+    went_on = False
+    with pytest.raises(SystemExit):
+        with harness.preemptible(grace_secs=100):
+            swallow()
+            went_on = True
+            threading.Event().wait(60)
+    assert went_on
+
+
+def test_whoever_swallows_it_again_gets_it_again(soon: None) -> None:
+    times = 0
+    with harness.preemptible(grace_secs=100):
+        while times < 3:
+            try:
+                if times == 0:
+                    signal.raise_signal(signal.SIGTERM)
+                assert not threading.Event().wait(60)
+            except SystemExit:
+                times += 1
+
+
+def test_who_is_on_the_way_out_is_not_interrupted_once_more(soon: None) -> None:
+    """Ends that take long, as last saves and joins do: in a finally, in an except, of a name, of a context manager."""
+    long = 0.5
+    ends = []
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        try:
+            yield
+        except SystemExit as error:
+            kept = error
+        time.sleep(long)
+        ends.append("named")
+        raise kept
+
+    with pytest.raises(SystemExit) as raised:
+        with harness.preemptible(grace_secs=100), block():
+            try:
+                try:
+                    signal.raise_signal(signal.SIGTERM)
+                finally:
+                    time.sleep(long)
+                    ends.append("finally")
+            except BaseException:
+                time.sleep(long)
+                ends.append("except")
+                raise
+    assert ends == ["finally", "except", "named"]
+    assert raised.value.code == 143
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Imports a module with the text that it is given."""
+
+    def run(text: str) -> None:
+        (tmp_path / "told_meanwhile.py").write_text(text)
+        importlib.invalidate_caches()
+        importlib.import_module("told_meanwhile")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield run
+    sys.modules.pop("told_meanwhile", None)
+
+
+IMPORTED = (
+    "import signal, time; signal.raise_signal(signal.SIGTERM); time.sleep(0.3); import gc; gc.told_meanwhile = True"
+)
+
+
+@pytest.mark.parametrize("secs", [100.0, 0.1])
+def test_sigterm_waits_for_an_import_and_not_for_ever(
+    secs: float, imported: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extension modules that were left half-way, JAX's for one, ended the process by SIGABRT or SIGSEGV."""
+    monkeypatch.setattr(preemption, "IMPORT_SECS", secs)
+    monkeypatch.setattr(gc, "told_meanwhile", False, raising=False)
+    with pytest.raises(SystemExit):
+        with harness.preemptible(grace_secs=100):
+            imported(IMPORTED)
+            threading.Event().wait(60)
+    assert gc.told_meanwhile is (secs == 100.0)  # type: ignore[attr-defined]
+
+
+def test_a_program_that_somebody_imports_is_left_at_once(
+    imported: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemption, "IMPORT_SECS", 100.0)
+    with pytest.raises(SystemExit):
+        imported(
+            "import harness, signal, threading\n"
+            "with harness.preemptible(100):\n"
+            "    signal.raise_signal(signal.SIGTERM)\n"
+            "    threading.Event().wait(60)\n"
+            "    raise AssertionError\n"
+        )

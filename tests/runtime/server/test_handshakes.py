@@ -77,12 +77,17 @@ def answers(address: str, security: Security) -> bool:
 def fill(address: str, silent: contextlib.ExitStack) -> None:
     """Connects and says nothing until all the room is ours: a connection of before may have some for a moment."""
     ours: list[socket.socket] = []
-    while True:
-        sock = silent.enter_context(socket.create_connection(split_address(address)))
-        full = hung_up(sock, 0.3)
-        ours = [one for one in (*ours, sock) if not hung_up(one, 0.0)]
-        if full and len(ours) == ROOM:
-            return
+
+    def full() -> bool:
+        sock = socket.create_connection(split_address(address))
+        if not hung_up(sock, 0.3):
+            ours.append(silent.enter_context(sock))
+            return False
+        sock.close()
+        ours[:] = [one for one in ours if not hung_up(one, 0.0)]  # they came before, so it has decided on them too
+        return len(ours) == ROOM
+
+    until(full)
 
 
 def hung_up(sock: socket.socket, secs: float) -> bool:

@@ -1,7 +1,10 @@
 """A task that takes modules of StableHLO has them tried out by another process: what ends that one is refused."""
 
+import contextlib
+import os
 import pathlib
 import random
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,6 +67,19 @@ def test_a_module_that_ends_the_compiler_is_refused_and_the_next_is_tried(trials
     with pytest.raises(rt.InvalidArgumentError, match="not a program that this task can read"):
         trials.try_out(Program(PLAIN.blob[:50], PLAIN.arguments, PLAIN.results))
     trials.try_out(PLAIN)
+
+
+def test_a_task_with_a_thousand_connections_tries_modules_out() -> None:
+    """select(), which waited for the process, takes no descriptor above 1,023: each module gave an InternalError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))
+    with contextlib.ExitStack() as connections:
+        connections.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            connections.enter_context(open(os.devnull))
+        trials = ModuleTrials()
+        connections.callback(trials.close)
+        trials.try_out(PLAIN)
 
 
 def test_a_module_that_takes_too_long_is_refused(trials: ModuleTrials, monkeypatch: pytest.MonkeyPatch) -> None:
