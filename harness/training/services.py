@@ -116,7 +116,7 @@ class Checkpoints:
             if not self._is_due(session):
                 return None
             path = str(self._saved(session, wait=True))
-            self._note(path)
+            self._note(path, session)
             return path
 
     def begin(self, session: rt.Session) -> None:
@@ -136,7 +136,7 @@ class Checkpoints:
                     if not costs_this_one(error):
                         raise
             else:  # a user's own, which cannot save in the background
-                self._note(str(self._saved(session, wait=True)))
+                self._note(str(self._saved(session, wait=True)), session)
 
     def changed(self, session: rt.Session) -> bool:
         """Whether a variable has been given a value since the last save, whatever the global step says."""
@@ -190,7 +190,7 @@ class Checkpoints:
             else:
                 raise
         else:
-            self._note(path)
+            self._note(path, session)
 
     def _is_due(self, session: rt.Session) -> bool:
         if self._global_step is not None:
@@ -242,21 +242,26 @@ class Checkpoints:
                     _raise_if_replaced(error, raw, session)
                     raise
 
-    def _note(self, path: str) -> None:
+    def _note(self, path: str, session: rt.Session) -> None:
         # The step in the name is the one in the checkpoint: others go on training while this one asks.
         before, self._saved_path = self._saved_step, path
         found = step_in(path)
         self._saved_step = found if self._step is not None and found is not None else self._step
-        if self._stands and before is not None and before == self._saved_step and not self._logged_standing:
-            self._logged_standing = True
-            logging.warning(
-                "variables change but the global step stays at %d: each checkpoint replaces the one before; pass "
-                "global_step to minimize() or apply_gradients(), or count it in a step of your own",
-                before,
-            )
         if self._writer is not None:
             self._writer.add_session_log("CHECKPOINT", self._saved_step, checkpoint_path=self._path)
         logging.info("saved %s", path)
+        if self._stands and before is not None and before == self._saved_step and not self._logged_standing:
+            self._tell_if_it_stands(session, before)
+
+    def _tell_if_it_stands(self, session: rt.Session, step: int) -> None:
+        if int(session.run(self._global_step)) != step:  # it was saved between the first update and its step
+            return
+        self._logged_standing = True
+        logging.warning(
+            "variables change but the global step stays at %d: each checkpoint replaces the one before; pass "
+            "global_step to minimize() or apply_gradients(), or count it in a step of your own",
+            step,
+        )
 
     def _on_disk(self) -> str | None:
         """The newest checkpoint of this path: a run that has just been restored is saved already."""

@@ -4,6 +4,7 @@ import logging as stdlib_logging
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import optax
@@ -56,6 +57,36 @@ def test_the_end_saves_what_was_trained_and_tells_that_the_step_stands_still(
         assert _saved(tmp_path) == 10 * (run + 1)
     told = [r.message for r in caplog.records if "global step stays at 0" in r.message]
     assert told and "pass global_step to minimize()" in told[0]
+
+
+def test_a_save_between_an_update_and_its_step_is_no_standing_step(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second save came into the first step of a slow machine, and the program was told that it had a mistake."""
+
+    class BetweenTheTwo(harness.Saver):
+        def save(self, sess: rt.Session, *args: Any, **kwargs: Any) -> Any:
+            sess.run(v.assign_add(1.0).op)
+            path = super().save(sess, *args, **kwargs)
+            sess.run(step.assign_add(1).op)
+            return path
+
+    with rt.Graph().as_default(), caplog.at_level(stdlib_logging.WARNING):
+        v, step, _ = _graph()
+        with rt.Session() as sess:
+            sess.run(rt.global_variables_initializer())
+            path = str(tmp_path / "model.ckpt")
+            checkpoints = Checkpoints(BetweenTheTwo(), path, step, None)
+            checkpoints.save(sess)
+            sess.run(step.assign(0).op)
+            checkpoints.save(sess)
+            assert not caplog.records
+            sess.run(step.assign(0).op)  # as nothing counts it
+            standing = Checkpoints(harness.Saver(), path, step, None)
+            for _ in range(2):
+                sess.run(v.assign_add(1.0).op)
+                standing.save(sess)
+    assert ["global step stays at 0" in record.message for record in caplog.records] == [True]
 
 
 def test_the_timer_saves_a_step_again_only_when_something_was_trained(tmp_path: pathlib.Path) -> None:
