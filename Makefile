@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-all test-lowest test-kubeflow test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-nightly test-all test-lowest test-kubeflow test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -83,6 +83,9 @@ test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a m
 
 test-rest: $(STAMP) ## Run what make test leaves out: the longest.
 	$(PYTEST) -m chaos $(TESTS)
+
+test-nightly: $(STAMP) ## Run the tests that .ci/run leaves out: jobs of Kubernetes in pods of namespaces, and what takes minutes, in ten.
+	$(PYTEST) -m nightly $(TESTS)
 
 test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of properties (dev: 20, ci: 100, nightly: 2000).
 	$(PYTEST) $(TESTS)

@@ -1,7 +1,6 @@
 """The MNIST trainer and its checkpoints: without a shared directory, and with a worker that comes back."""
 
 import contextlib
-import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 
 import harness
 from harness.checkpoints.manifest import read_manifest
+from tests.kit import real_mnist
 from tests.kit.processes import Program
 from tests.kit.waits import until
 from tests.runtime import kit
@@ -24,10 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def mnist() -> str:
-    directory = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
-    if not pathlib.Path(directory).is_dir():
-        pytest.skip("the MNIST files are not here: set MNIST_DIR")
-    return str(pathlib.Path(directory).resolve())
+    if real_mnist.NONE_HERE:
+        pytest.skip(real_mnist.NONE_HERE)
+    return real_mnist.DIRECTORY
 
 
 class _Trainers:

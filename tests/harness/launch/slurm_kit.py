@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from tests.kit import waits
+from tests.kit import real_mnist, waits
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TIMEOUT_SECS = 150.0
@@ -46,8 +46,8 @@ class Slurm:
     def __init__(self, shared: pathlib.Path) -> None:
         self.shared = shared
         seen = {ROOT, shared, pathlib.Path(sys.prefix).resolve(), pathlib.Path(sys.base_prefix).resolve()}
-        if "MNIST_DIR" in os.environ:
-            seen.add(pathlib.Path(os.environ["MNIST_DIR"]).resolve())
+        if real_mnist.DIRECTORY:
+            seen.add(pathlib.Path(real_mnist.DIRECTORY))
         binds = [argument for path in sorted(seen) for argument in ("--bind", str(path))]
         self._log = open(shared / "slurm.log", "w+")
         self._popen = subprocess.Popen(

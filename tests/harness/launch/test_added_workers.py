@@ -1,11 +1,11 @@
 """Workers that are added to a running cluster by a launcher of their own train with it."""
 
-import os
 import pathlib
 import re
 
 import pytest
 
+from tests.kit import real_mnist
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.chaos
@@ -15,14 +15,13 @@ pytestmark = pytest.mark.chaos
 def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -> None:
     trainer = ["python", "-m", "models.mnist.trainer", f"--sync={mode}", "--elastic", "--hidden_units=10"]
     trainer += ["--epochs=1e9", f"--logdir={tmp_path}", "--save_summaries_secs=0", "--log_every_steps=20"]
-    environment = {"MNIST_DIR": os.environ.get("MNIST_DIR")}
     launch = ["python", "-m", "harness.launch"]
-    with Program(*launch, "--ps=2", "--workers=1", "--", *trainer, env=environment) as first:
+    with Program(*launch, "--ps=2", "--workers=1", "--", *trainer, env=real_mnist.ENVIRON) as first:
         first.expect(r"worker/0 .*step \d+")
         said = sorted(re.findall(r"/job:ps/task:\d serves at grpc://\S+", first.output()))  # in whatever order
         ps = [line.rpartition("/")[2] for line in said]
         added = [f"--ps_hosts={','.join(ps)}", "--first_worker=1", "--workers=2"]
-        with Program(*launch, *added, "--", *trainer, env=environment) as second:
+        with Program(*launch, *added, "--", *trainer, env=real_mnist.ENVIRON) as second:
             for index in (1, 2):
                 pattern = rf"worker/{index} .*step \d+"
                 while not second.lines(pattern):  # in whatever order

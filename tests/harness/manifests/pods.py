@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 
 from tests.harness.manifests.kubelet import Probe
+from tests.kit import real_mnist
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 WORK = pathlib.Path("/mnt")  # of this mount namespace
@@ -55,8 +56,8 @@ def make_node(directory: pathlib.Path, user: int) -> None:
     for path in ("/dev", "/sys"):
         run("mount", "--rbind", path, f"{ROOT}{path}")
     seen = [REPOSITORY, *(pathlib.Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix))]
-    if "MNIST_DIR" in os.environ:
-        seen.append(pathlib.Path(os.environ["MNIST_DIR"]).resolve())
+    if real_mnist.DIRECTORY:
+        seen.append(pathlib.Path(real_mnist.DIRECTORY))
     for path in seen:  # what the image holds
         inside = pathlib.Path(f"{ROOT}{path}")
         inside.mkdir(parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ class Node:
         env = {e["name"]: e["value"] if "value" in e else fields[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}  # fmt: skip # noqa: E501
         # As a container runtime sets it: the home of the user in the image, which need not be there.
         image = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HOME": "/nonexistent"}
-        image |= {"MNIST_DIR": os.environ["MNIST_DIR"]} if "MNIST_DIR" in os.environ else {}
+        image |= real_mnist.ENVIRON
         contained = {
             "host": name,
             "root": str(ROOT),

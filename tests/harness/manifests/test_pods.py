@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit import real_mnist
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 _UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 _TRY = """
@@ -31,7 +33,7 @@ def why_no_pods() -> str:
     return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-NONE_HERE = why_no_pods()
+NONE_HERE = real_mnist.NONE_HERE or why_no_pods()
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(1800)]
 TRAINER = (
     *("python", "-m", "models.mnist.trainer", "--flagfile=configs/mnist_async.flags", "--flagfile=/runs/further.flags"),

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from harness.checkpoints.saver import latest_checkpoint
+from tests.kit import real_mnist
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.chaos
 
-REAL_MNIST = pathlib.Path(os.environ.get("MNIST_DIR") or ROOT.parent / "shared" / "mnist")
 GOAL = 60
 
 
-@pytest.mark.skipif(not REAL_MNIST.is_dir(), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
+@real_mnist.needed
 @pytest.mark.parametrize(
     ("ps", "mode", "over"),
     [(2, ["--sync"], 0), (1, ["--sync", "--replicas_to_aggregate=1"], 1), (0, ["--sync=collective"], 0)],
@@ -24,7 +24,8 @@ GOAL = 60
 )
 def test_trains_to_the_very_step(tmp_path: pathlib.Path, ps: int, mode: list[str], over: int) -> None:
     """The global step moves by one for each aggregate, up to the one that was asked for; a backup may be under way."""
-    trainer = [sys.executable, "-m", "models.mnist.trainer", f"--data_dir={REAL_MNIST}", f"--logdir={tmp_path}"]
+    told = [f"--data_dir={real_mnist.DIRECTORY}", f"--logdir={tmp_path}"]
+    trainer = [sys.executable, "-m", "models.mnist.trainer", *told]
     done = subprocess.run(
         [sys.executable, "-m", "harness.launch", f"--ps={ps}", "--workers=2", "--", *trainer, f"--train_steps={GOAL}"]
         + mode,

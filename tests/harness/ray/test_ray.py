@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.kit import real_mnist
 from tests.kit.processes import Program
 from tests.kit.waits import until
 
@@ -34,7 +35,7 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Program]]:
         told = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth"), "RAY_DEDUP_LOGS": "0", "PYTHONUNBUFFERED": "1"}
         (tmp_path / "auth").write_text("0123456789abcdef" * 4)
         command = ("python", "-m", "tests.harness.ray.ray_program", what, str(tmp_path / "run"), *further)
-        programs.append(Program(*command, env={**told, "MNIST_DIR": os.environ.get("MNIST_DIR")}, cold=True))
+        programs.append(Program(*command, env={**told, **real_mnist.ENVIRON}, cold=True))
         return programs[-1]
 
     yield begin

@@ -13,6 +13,7 @@ import harness.tf1 as tf
 from harness.tf1 import listing
 from harness.tf1.missing import INSTEAD, Namespace
 from tests.harness.tf1.oracle import differences
+from tests.kit import real_mnist
 
 pytestmark = pytest.mark.cluster  # its sentences are those of the locked versions of JAX: not for other ones
 
@@ -20,7 +21,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PAGE = (ROOT / "docs" / "tf1.md").read_text()
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 
 def test_the_page_lists_what_is_there() -> None:
@@ -65,9 +65,9 @@ def test_the_names_in_the_text_are_there() -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    if "mnist" in path.stem and not os.path.isdir(REAL_MNIST):
-        pytest.skip("no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MNIST_DIR": REAL_MNIST, "TMPDIR": str(tmp_path)}
+    if "mnist" in path.stem and real_mnist.NONE_HERE:
+        pytest.skip(real_mnist.NONE_HERE)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MNIST_DIR": real_mnist.DIRECTORY, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, str(HERE / "run_notebook.py"), str(path)],
         env={**env, "JAX_PLATFORMS": "cpu"},

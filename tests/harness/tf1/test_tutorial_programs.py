@@ -1,19 +1,16 @@
 """TensorFlow 1 programs as a user starts them: one process for each task, flags, Supervisor, checkpoints, events."""
 
 import glob
-import os
 import re
 
 import pytest
 
 import harness.tf1 as tf
 from tests.harness.tf1.kit import programs
-from tests.kit.processes import ROOT
+from tests.kit import real_mnist
 from tests.runtime.kit import addresses
 
 pytestmark = pytest.mark.chaos
-
-REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 
 def _hosts(cluster: dict[str, list[str]]) -> list[str]:
@@ -60,15 +57,13 @@ def test_two_devices_of_one_machine_share_a_matrix_product() -> None:
     assert re.search(r"devices 2 ran on \['CPU:0', 'CPU:1'\] in [\d.]+", said), said
 
 
-@pytest.mark.skipif(
-    not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
-)
+@real_mnist.needed
 def test_the_mnist_classifier_learns_and_writes_events(tmp_path) -> None:
     cluster = addresses(ps=1, worker=1)
     flags = [f"--{job}_host={hosts[0]}" for job, hosts in cluster.items()] + [f"--logdir={tmp_path}"]
     with programs() as start:
-        start("mnist_softmax", *flags, "--job_name=ps", MNIST_DIR=REAL_MNIST)
-        said = start("mnist_softmax", *flags, "--job_name=worker", MNIST_DIR=REAL_MNIST).result()
+        start("mnist_softmax", *flags, "--job_name=ps", MNIST_DIR=real_mnist.DIRECTORY)
+        said = start("mnist_softmax", *flags, "--job_name=worker", MNIST_DIR=real_mnist.DIRECTORY).result()
     accuracy = float(re.search(r"accuracy ([\d.]+)", said)[1])
     assert accuracy > 0.75 and said.rstrip().endswith("done")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

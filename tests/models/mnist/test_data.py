@@ -26,10 +26,10 @@ from harness import exit_codes
 from models.mnist import data
 from models.mnist import files as mnist_files
 from models.mnist.files import DataError
+from tests.kit import real_mnist
 
 ROOT = Path(__file__).parents[3]
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = mnist_files.SHA256
-REAL_MNIST = Path(os.environ.get("MNIST_DIR") or ROOT.parent / "shared" / "mnist")
 
 
 def idx_bytes(array: NDArray[np.uint8]) -> bytes:
@@ -533,9 +533,9 @@ class TestBatches:
         np.testing.assert_array_equal(np.concatenate([images for images, _ in chunks]), numbered(25).images)
 
 
-@pytest.mark.skipif(not REAL_MNIST.is_dir(), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
+@real_mnist.needed
 def test_real_mnist() -> None:
-    mnist = data.load(str(REAL_MNIST))
+    mnist = data.load(real_mnist.DIRECTORY)
     assert mnist.train.pixels.shape == (60_000, 784) and mnist.test.pixels.shape == (10_000, 784)
     assert np.bincount(mnist.train.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert mnist.train.labels[:5].tolist() == [5, 0, 4, 1, 9]

@@ -11,12 +11,12 @@ import tomllib
 import pytest
 
 from harness.launch.ports import free_ports
+from tests.kit import real_mnist
 from tests.kit.processes import Program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = (ROOT / "models" / "mnist" / "minimal.py").read_text()
 README = (ROOT / "README.md").read_text()
-REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
 
 
 def test_the_readme_shows_the_whole_program() -> None:
@@ -59,12 +59,12 @@ def test_it_runs_on_hosts_as_the_readme_says(tmp_path: pathlib.Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("source", ["mnist", "digits"])
 def test_it_trains(tmp_path: pathlib.Path, source: str) -> None:
-    if source == "mnist" and not os.path.isdir(REAL_MNIST):
-        pytest.skip("no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
+    if source == "mnist" and real_mnist.NONE_HERE:
+        pytest.skip(real_mnist.NONE_HERE)
     nobody = "http://127.0.0.1:9"  # the discard port as a proxy: there is no network, so scikit-learn's digits stand in
     environment = {
         **os.environ,
-        "MNIST_DIR": REAL_MNIST if source == "mnist" else "",
+        "MNIST_DIR": real_mnist.DIRECTORY if source == "mnist" else "",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nobody),
         "no_proxy": "localhost,127.0.0.1",

@@ -1,6 +1,5 @@
 """The classifiers: reproducible, right in their gradients, and able to learn the digits they are made for."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from jax.typing import ArrayLike
 
 from models.mnist import data
 from models.mnist.model import MODELS, Model
-
-REAL_MNIST = Path(os.environ.get("MNIST_DIR") or Path(__file__).parents[4] / "shared" / "mnist")
+from tests.kit import real_mnist
 
 
 def arrays(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
@@ -126,9 +124,9 @@ learning = pytest.mark.parametrize(
 
 @pytest.mark.chaos
 @learning
-@pytest.mark.skipif(not REAL_MNIST.is_dir(), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there")
+@real_mnist.needed
 def test_learns_mnist(name: str, rate: float, steps: int, expected: float) -> None:
-    mnist = data.load(str(REAL_MNIST))
+    mnist = data.load(real_mnist.DIRECTORY)
     assert mnist.name == "mnist"
     assert train(MODELS[name], mnist, optax.adam(rate), steps) > expected
 

@@ -20,6 +20,7 @@ from models.mnist import config as config_flags
 from models.mnist import trainer
 from models.mnist.config import Config
 from runtime.checkpoint.roots import roots_of
+from tests.kit import real_mnist
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -172,17 +173,13 @@ def test_only_the_config_reads_flags() -> None:
             assert "FLAGS" not in path.read_text(), path.name
 
 
-REAL_MNIST = os.environ.get("MNIST_DIR") or str(ROOT.parent / "shared" / "mnist")
-
-
 @pytest.mark.chaos
-@pytest.mark.skipif(
-    not os.path.isdir(REAL_MNIST), reason="no real MNIST: MNIST_DIR is unset and ../shared/mnist not there"
-)
+@real_mnist.needed
 def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.Path) -> None:
     def trained(*arguments: str) -> str:
-        command = [sys.executable, "-m", "models.mnist.trainer", f"--data_dir={REAL_MNIST}", f"--logdir={tmp_path}"]
-        run = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        trainer = [sys.executable, "-m", "models.mnist.trainer"]
+        told = [f"--data_dir={real_mnist.DIRECTORY}", f"--logdir={tmp_path}", *arguments]
+        run = subprocess.run([*trainer, *told], cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert run.returncode == 0, run.stderr
         return run.stderr
 
