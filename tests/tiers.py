@@ -18,7 +18,7 @@ TIERS = {
     "disk": "checkpoints and event files on a file system that is full, slow, damaged or lost, and many saves",
     "browser": "TensorBoard and its pages in a headless Chromium",
     "chaos": "the longest: many kills and cuts, random histories, long periods, whole trainings, programs of the pages",
-    "nightly": "longer still, and rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-nightly",
+    "nightly": "longer still, rarely broken: examples, programs of the pages, many tasks, pods, Ray; make test-nightly",
 }
 
 _ALL_IN_ANOTHER_TIER = re.compile(rf"^pytestmark = .*mark\.({'|'.join(TIERS.keys() - {'unit'})})\b", re.MULTILINE)
