@@ -105,16 +105,20 @@ def is_small(text: bytes) -> bool:
 
 
 def _opened(path: str, root_check: Callable[[str], None] | None = None) -> BinaryIO:
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe may wait for ever
+    file = open(path, "rb", buffering=0, opener=_without_waiting)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
         if root_check is not None:
-            root_check(os.path.realpath(f"/proc/self/fd/{handle}"))  # of what was opened, wherever a link leads now
-        return open(handle, "rb", buffering=0)
+            root_check(os.path.realpath(f"/proc/self/fd/{file.fileno()}"))  # of what was opened, wherever a link leads
     except BaseException:
-        os.close(handle)
+        file.close()
         raise
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # to open a pipe may wait for ever
 
 
 def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None] = lambda: None) -> tuple[int, int]:
