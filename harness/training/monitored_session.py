@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import inspect
 import math
 import os
@@ -349,7 +350,8 @@ class MonitoredSession:
             if clean and not failed(self._coord):
                 try:
                     self._life.wait_for_others()
-                    self._life.finish(self._end_hooks, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
+                    ends = functools.partial(self._end_hooks, {})
+                    self._life.finish(ends, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
                     outcome = "finished"
                 except (KeyboardInterrupt, SystemExit):  # of the end itself
                     self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
@@ -378,13 +380,22 @@ class MonitoredSession:
             if isinstance(hook, CheckpointSaverHook):
                 hook.settle(self._grace_secs)
 
-    def _end_hooks(self, session: rt.Session) -> None:
-        """Calls each hook's ``end``; one that fails keeps none behind it, such as the one that saves, from theirs."""
+    def _end_hooks(self, ended: dict[int, rt.Session], session: rt.Session) -> None:
+        """Calls each hook's ``end``; one that fails keeps none behind it, such as the one that saves, from theirs.
+
+        Args:
+            ended: the hooks, by their places, that have ended well, and in which session: they are not called again
+                while the one that saves waits for room, but are when a lost task has come back.
+            session: the session.
+        """
         failure: Exception | None = None
-        for hook in self._hooks:
+        for place, hook in enumerate(self._hooks):
+            if ended.get(place) is session:
+                continue
             try:
                 with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
                     hook.end(underlying(session))
+                ended[place] = session
             except LOST_CONTACT:
                 raise  # all begin again when the lost task is back
             except Exception as error:

@@ -55,6 +55,13 @@ class _Told(std_logging.Handler):
         return any(text in line for line in self._lines)
 
 
+class _Ends(harness.SessionRunHook):
+    """Says that it has ended."""
+
+    def end(self, session: rt.Session) -> None:
+        print("HOOK ENDED", flush=True)
+
+
 def main() -> None:
     """Trains."""
     kind, end, directory = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
@@ -75,6 +82,7 @@ def main() -> None:
             "",
             checkpoint_dir=str(directory),
             scaffold=harness.Scaffold(saver=saver),
+            hooks=[_Ends()],
             save_checkpoint_steps=20,
             save_summaries_steps=10,
             log_step_count_steps=10,

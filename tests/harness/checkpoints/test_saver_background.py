@@ -291,6 +291,7 @@ def test_a_full_disk_costs_checkpoints_not_training(tmp_path: pathlib.Path, kind
     for line in ("TRAINED ON", "KEPT", "SAVED AGAIN", "WAITED", "EVENTS GO ON"):
         assert line in told, told[-3000:]
     assert re.search(how, told), told[-3000:]
+    assert told.count("HOOK ENDED") == (kind == "monitored")  # and not once more for each try to save
 
 
 def test_the_phases_of_a_save_come_in_their_order(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
