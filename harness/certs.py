@@ -10,7 +10,8 @@ sides of a connection. Each host needs ca.pem and its own two files; ca.key make
     python -m harness.certs --out=certs --hosts=alice --role=observer
 
 Without --role a certificate is good for everything; with one, for what the role may (docs/security.md).
-Tasks and clients then get the directory: --security=certs, or BELLWETHER_SECURITY=certs in their environment.
+Tasks and clients then get the directory: BELLWETHER_SECURITY=certs in their environment. The MNIST trainer and
+harness.status take --security=certs as well.
 """
 
 from __future__ import annotations
@@ -229,8 +230,8 @@ Next:
 1. Copy {AUTHORITY}.pem and its own two files to each host, and nothing else, as in
        scp -p {out}/{AUTHORITY}.pem {out}/{name}.pem {out}/{name}.key {name}:certs/
    {AUTHORITY}.key makes further certificates: keep it where only you can read it.
-2. Start every task and every client (harness.status, too) with BELLWETHER_SECURITY=certs in its environment, or with
-   --security=certs.
+2. Start every task and every client (harness.status, too) with BELLWETHER_SECURITY=certs in its environment.
+   (The MNIST trainer and harness.status take --security=certs as well.)
 3. Before {end:%Y-%m-%d}, renew and copy again; what is running takes the new files up by itself:
        python -m harness.certs --out={out} --hosts={listed} --renew"""
 

@@ -1,5 +1,6 @@
 """What each task is started with: its command line, its environment and its guard."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -169,7 +170,8 @@ def watching(topology: Topology, command: Sequence[str]) -> list[str]:
         if argument.startswith("--logdir="):
             following, argument = argument.partition("=")[2], "--logdir"
         if argument == "--logdir" and following:
-            lines.append(f"curves: tensorboard --logdir={following}")
+            there = importlib.util.find_spec("tensorboard") is not None
+            lines.append(f"curves: tensorboard --logdir={following}{'' if there else ' (pip install tensorboard)'}")
     return lines
 
 

@@ -23,6 +23,11 @@ from harness.tensorboard.event_file import EventFile
 from harness.tensorboard.graph_def import graph_def
 from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, hparams_summary
 
+_NO_PLACE = {
+    *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EPERM, errno.EROFS),
+}
+"""Errors of a directory that cannot be made or written to, and never will without somebody's help."""
 _FLUSH_SECS = 2.0
 _FLUSH_STORE_SECS = 120.0
 _LENGTH = struct.Struct("<Q")
@@ -55,7 +60,8 @@ class FileWriter:
         filename_suffix: end of the file names.
 
     Raises:
-        OSError: the directory or the file cannot be made (a full disk is no reason for the file).
+        PermissionDeniedError: the directory cannot be made, or nothing can be written to it; says what to do.
+        OSError: the same for another reason (a full disk is no reason for the file).
     """
 
     def __init__(
@@ -83,9 +89,17 @@ class FileWriter:
             self.add_graph(graph)
 
     def _open(self) -> None:
-        if "://" not in self._logdir:
-            os.makedirs(self._logdir, exist_ok=True)
-        file = EventFile(self._logdir, *self._options)
+        try:
+            if "://" not in self._logdir:
+                os.makedirs(self._logdir, exist_ok=True)
+            file = EventFile(self._logdir, *self._options)
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+            raise rt.PermissionDeniedError(
+                f"nothing can be written to the logdir {self._logdir} ({error.strerror}): give a directory that this "
+                "task's user may write to"
+            ) from error
         self._file = file
         # A program that ends without closing loses nothing.
         self._finalizer = weakref.finalize(self, EventFile.close, file)

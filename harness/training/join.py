@@ -96,7 +96,9 @@ class Member:
 
 
 @contextlib.contextmanager
-def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_options: Any) -> Iterator[Member]:
+def join_cluster(
+    argv: Sequence[str] | None = None, *, ps: int = 1, preempt_grace_secs: float = 30.0, **server_options: Any
+) -> Iterator[Member]:
     """Joins the cluster that this process is part of, and leaves it at the end of the block.
 
         with harness.join_cluster() as me:
@@ -121,6 +123,9 @@ def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_opti
     5. none of them: this process trains alone, and says so.
 
     Args:
+        argv: the arguments that the program does not know itself, as ``parser.parse_known_args()`` gives them: one that
+            is no flag of a task either ends the program, as a flag that is misspelt should. Without it the arguments of
+            the process are looked through, and those that are not a task's are passed over.
         ps: of a Slurm step, how many of its tasks are ps; the others are workers.
         preempt_grace_secs: seconds from SIGTERM to the hard end of the process.
         **server_options: further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
@@ -135,7 +140,7 @@ def join_cluster(*, ps: int = 1, preempt_grace_secs: float = 30.0, **server_opti
         OpError: the server cannot start, such as UnknownError where its port is in use.
     """
     try:
-        me = find_identity(sys.argv[1:], os.environ, ps)
+        me = find_identity(sys.argv[1:] if argv is None else argv, os.environ, ps, strict=argv is not None)
         if me.cluster is None:
             logging.warning("%s: this process trains alone", me.source)
         if me.job == "ps":
@@ -168,15 +173,21 @@ def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
     return rt.Server(me.cluster or rt.ClusterSpec({"worker": ["localhost:0"]}), me.job, me.index, **options)
 
 
-def find_identity(argv: Sequence[str], environ: Mapping[str, str], ps: int = 1) -> TaskIdentity:
+def find_identity(
+    argv: Sequence[str], environ: Mapping[str, str], ps: int = 1, *, strict: bool = False
+) -> TaskIdentity:
     """The task that this process is; see ``join_cluster``.
 
     Args:
         argv: the arguments of the program.
         environ: its environment.
         ps: of a Slurm step, how many of its tasks are ps.
+        strict: whether every argument has to be a flag of a task.
+
+    Raises:
+        InvalidArgumentError: what is told is not whole, or an argument is nearly a flag of a task, or none.
     """
-    told = _flags(argv)
+    told = _flags(argv, strict)
     if told:
         return _from_flags(told)
     if environ.get("TF_CONFIG") and (found := _from_tf_config()):
@@ -215,7 +226,7 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
     return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
 
 
-def _flags(argv: Sequence[str]) -> dict[str, str]:
+def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     """The flags that tell the cluster: of absl where the program parses them (flag files too), else of ``argv``."""
     names = (*_HOSTS, "job_name", "task_index")
     found: dict[str, str] = {}
@@ -234,6 +245,11 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
         meant = difflib.get_close_matches(given, [name for name in names if name not in found], 1, _ALIKE)
         if argument.startswith("-") and meant and given not in flags.FLAGS:
             raise rt.InvalidArgumentError(f"--{given} is no flag of a task; did you mean --{meant[0]}?")
+    if strict and rest:
+        raise rt.InvalidArgumentError(
+            f"{' '.join(rest)}: neither this program nor a task of a cluster has such a flag, see --help; a task has "
+            f"{', '.join(f'--{name}' for name in names)}"
+        )
     return found
 
 

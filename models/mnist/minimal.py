@@ -42,9 +42,9 @@ def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Arr
     return (logits(params, images).argmax(-1) == labels).mean()
 
 
-def main(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace, others: list[str]) -> None:
     """Serves variables as a ps; trains on its share of the images as a worker."""
-    with harness.join_cluster() as me:  # a ps goes no further
+    with harness.join_cluster(others) as me:  # a ps goes no further
         mnist = data.load()
         batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers)
         with me.device():
@@ -68,4 +68,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parser.parse_known_args()[0])  # join_cluster reads the others
+    main(*parser.parse_known_args())  # join_cluster reads the others

@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
@@ -83,6 +83,7 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ),  # by itself it pings a silent call twice, then once a minute
     ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
 ]
+_TRIES_ONCE = [(f"grpc.{which}_reconnect_backoff_ms", 1 << 30) for which in ("initial", "max")]
 _TOO_LONG = "larger than max"
 
 _T = TypeVar("_T")
@@ -135,8 +136,8 @@ def open_channel(address: str, given: Security | None = None, task: str = "") ->
     return grpc.intercept_channel(cast(grpc.Channel, channel), prover, _Meeting(channel))
 
 
-def _options() -> list[tuple[str, str | int]]:
-    return list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()]).items())
+def _options(further: Sequence[tuple[str, str | int]] = ()) -> list[tuple[str, str | int]]:
+    return list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options(), *further]).items())
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
@@ -274,9 +275,12 @@ class _TlsChannel(_Channel):
 
     def _secure(self) -> grpc.Channel:
         held = self._held
-        # Before we have looked, nobody is trusted but who has our own certificate.
-        credentials = grpc.ssl_channel_credentials(self._trusted or held.certificate, held.key, held.certificate)
-        return grpc.secure_channel(self._target, credentials, _options())
+        # Before we have looked, nobody is trusted but who has our own certificate: this connection only says what gRPC
+        # says of a server that is not there. It does not try again, each time in vain and with a line in the log, once
+        # the server is there and no call has come that has us look.
+        trusted, further = (self._trusted, []) if self._trusted else (held.certificate, _TRIES_ONCE)
+        credentials = grpc.ssl_channel_credentials(trusted, held.key, held.certificate)
+        return grpc.secure_channel(self._target, credentials, _options(further))
 
 
 class _Meeting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]

@@ -115,6 +115,11 @@ def read(path: str) -> Token:
             if others_read(about):
                 raise UnauthenticatedError(f"others can read the token in {path}: chmod 600 it, and draw another one")
             return Token(_read(fd, path), path)
+    except FileNotFoundError:
+        raise UnauthenticatedError(
+            f"there is no {path}: give a directory with certificates, or a file with a token (a task that is started "
+            "elsewhere needs the whole path)"
+        ) from None
     except OSError as error:
         raise UnauthenticatedError(f"the token in {path} cannot be read: {error.strerror or error}") from None
 

@@ -121,6 +121,17 @@ def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
             writer.add_run_metadata(rt.RunMetadata(), "step 1", 2)
 
 
+def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: pathlib.Path) -> None:
+    """Each of four starts ended with a traceback of Python's."""
+    (tmp_path / "file").touch()
+    for place, why in ((tmp_path / "file" / "run", "Not a directory"), (pathlib.Path("/proc/run"), "No such file")):
+        with pytest.raises(
+            rt.PermissionDeniedError, match=f"to the logdir {place} \\({why}.*: give a directory"
+        ) as caught:
+            FileWriter(place)
+        assert "\n" not in caught.value.message
+
+
 def test_cache_gives_one_writer_per_directory(tmp_path: pathlib.Path) -> None:
     try:
         assert FileWriterCache.get(tmp_path / "a") is FileWriterCache.get(str(tmp_path / "a"))

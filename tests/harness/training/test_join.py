@@ -1,5 +1,6 @@
 """join_cluster: who a process is, by flags, TF_CONFIG, Slurm or nobody; and whole programs under the launcher."""
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -235,13 +236,26 @@ def test_each_worker_has_gpus_of_its_own_and_a_ps_none() -> None:
         gpus("4,7", 1, 2)
 
 
-def test_the_launcher_says_how_to_watch() -> None:
+def test_what_the_program_does_not_know_has_to_be_a_task_s(environ: Any) -> None:
+    """A misspelt flag of the program's own was passed over: it trained, and saved nothing."""
+    own = ["--ps_hosts=p:1", "--worker_hosts=w:1", "--job_name=worker"]
+    assert find_identity(own, environ({}), strict=True).job == "worker"
+    for argv in (["--log_dir=/runs"], [*own, "--log_dir=/runs"]):
+        assert find_identity(argv, environ({})).job == "worker"
+        with pytest.raises(rt.InvalidArgumentError, match="^--log_dir=/runs: neither this program nor a task"):
+            find_identity(argv, environ({}), strict=True)
+
+
+def test_the_launcher_says_how_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert watching(TOPOLOGY, ["python", "train.py", "--logdir=/runs/1"]) == [
         "what the tasks do: python -m harness.status --target=p:1 --watch",
         "curves: tensorboard --logdir=/runs/1",
     ]
     assert watching(TOPOLOGY, ["python", "train.py", "--logdir", "r"])[1:] == ["curves: tensorboard --logdir=r"]
     assert len(watching(TOPOLOGY, ["python", "train.py"])) == 1
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert watching(TOPOLOGY, ["t", "--logdir=r"])[1] == "curves: tensorboard --logdir=r (pip install tensorboard)"
 
 
 PROGRAM = """

@@ -7,11 +7,12 @@ import socket
 import ssl
 import time
 
+import grpc
 import pytest
 
 from harness.certs import CA
 from runtime.errors import InvalidArgumentError, UnauthenticatedError
-from runtime.transport import certificates
+from runtime.transport import certificates, rpc
 from runtime.transport.certificates import Certificates, choose, is_near_end, words
 from runtime.transport.security import VARIABLE, Security, in_force, share
 from tests.kit.certificates import make, pair_of, write
@@ -347,3 +348,22 @@ def test_who_is_before_the_beginning_is_told_of_clocks(tmp_path: pathlib.Path, a
 )
 def test_times_in_words(seconds: float, said: str) -> None:
     assert words(seconds).startswith(said)
+
+
+def test_a_channel_that_nobody_uses_does_not_try_again_and_again(tmp_path: pathlib.Path, authority: CA) -> None:
+    """A worker that came before the ps printed ten lines a second, CERTIFICATE_VERIFY_FAILED, though all was right.
+
+    Its channel had failed to reach the ps, and trusted nobody yet: it is the next call that looks whom to trust.
+    """
+    security = Security(certificates=make(tmp_path / "certs", authority))
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+    channel = rpc.open_channel(address, security)
+    method = channel.unary_unary("/no/method", request_serializer=bytes, response_deserializer=bytes)
+    with pytest.raises(grpc.RpcError):
+        method(b"", timeout=5)
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))) as server:
+        server.settimeout(1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    channel.close()

@@ -130,7 +130,7 @@ def test_what_is_no_private_directory_is_refused(
         (TOKEN + "00", 0o600, "holds no token"),
         ("g" * 64, 0o600, "holds no token"),
         ("x" * 10_000, 0o600, "holds no token"),
-        (None, 0o600, "cannot be read: No such file"),
+        (None, 0o600, "there is no .*: give a directory"),
     ],
 )
 def test_a_file_that_the_user_names(tmp_path: pathlib.Path, content: str | None, rights: int, message: str) -> None:
