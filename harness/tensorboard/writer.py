@@ -99,7 +99,7 @@ class FileWriter:
             raise rt.PermissionDeniedError(
                 f"nothing can be written to the logdir {self._logdir} ({error.strerror}): give a directory that this "
                 "task's user may write to"
-            ) from error
+            ) from None
         self._file = file
         # A program that ends without closing loses nothing.
         self._finalizer = weakref.finalize(self, EventFile.close, file)

@@ -131,9 +131,9 @@ def score(params: dict[str, np.ndarray], games: int = 100) -> float:
     return float(scores.mean())
 
 
-def main(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace, others: list[str]) -> None:
     """Plays and learns as a worker; as a ps it holds the parameters until training is over."""
-    with harness.join_cluster() as me:
+    with harness.join_cluster(others) as me:
         with me.device():
             global_step = harness.get_or_create_global_step()
             params = rt.variables(init_params(), name="network")
@@ -172,4 +172,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parser.parse_known_args()[0])  # join_cluster reads the others
+    main(*parser.parse_known_args())  # join_cluster reads the others

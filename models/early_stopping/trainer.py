@@ -50,9 +50,9 @@ def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Arr
     return (logits(params, images).argmax(-1) == labels).mean()
 
 
-def main(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace, others: list[str]) -> None:
     """Serves variables as a ps, trains as a worker, or tells what the checkpoints are worth as the evaluator."""
-    with harness.join_cluster() as me:
+    with harness.join_cluster(others) as me:
         mnist = data.load()
         with me.device():
             global_step = harness.get_or_create_global_step()
@@ -96,4 +96,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parser.parse_known_args()[0])  # join_cluster reads the others
+    main(*parser.parse_known_args())  # join_cluster reads the others

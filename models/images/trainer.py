@@ -77,9 +77,9 @@ def accuracy_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array)
     return (net(images).argmax(-1) == labels).mean()
 
 
-def main(options: argparse.Namespace) -> None:
+def main(options: argparse.Namespace, others: list[str]) -> None:
     """Serves variables as a ps; trains on its share of the images as a worker."""
-    with harness.join_cluster() as me:
+    with harness.join_cluster(others) as me:
         mnist = data.load()
         batches = data.Batches(mnist.train, options.batch_size, seed=1, shard_index=me.number, num_shards=me.workers)
         harness.checkpointable("data", batches.state, batches.restore)
@@ -123,4 +123,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parser.parse_known_args()[0])  # join_cluster reads the others
+    main(*parser.parse_known_args())  # join_cluster reads the others
