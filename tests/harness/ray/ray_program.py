@@ -86,7 +86,7 @@ def main(what: str, logdir: str, *further: str) -> None:
     match what:
         case "mnist":
             options = minimal.parser.parse_args([f"--logdir={logdir}", *further])
-            results = run(functools.partial(minimal.main, options))
+            results = run(functools.partial(minimal.main, options, []))
         case "trainer":
             results = run([*TRAINER, f"--logdir={logdir}", *further])
         case "evaluator":

@@ -259,7 +259,7 @@ def test_a_client_of_ours_without_the_token_says_what_to_do(
     with rt.Session(target):
         pass
     (tmp_path / "other").unlink()
-    with pytest.raises(rt.UnauthenticatedError, match="there is no .*other: give a directory with certificates") as caught:
+    with pytest.raises(rt.UnauthenticatedError, match="there is no .*: give a directory with certificates") as caught:
         rt.Session(target)
     assert key_hex not in str(caught.value)
 
