@@ -20,6 +20,7 @@ from harness.manifests.request import ClusterRequest
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from runtime.server.server import DRAIN_VARIABLE
 from tests.harness.manifests.kubelet import Probe
+from tests.kit.waits import until
 
 pytestmark = [pytest.mark.disk, pytest.mark.timeout(900)]
 MIB = 512
