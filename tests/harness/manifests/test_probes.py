@@ -104,6 +104,7 @@ def test_a_ps_that_restores_for_long_is_not_killed_and_a_frozen_one_is(tmp_path:
         assert not liveness.kills(passed)
 
         cluster.freeze("ps:0")
+        until(lambda: process.status() == psutil.STATUS_STOPPED)  # a probe may be sooner there than SIGSTOP
         assert liveness.kills(result.result() for result in [ask() for _ in range(liveness.failure_threshold)])
         cluster.thaw("ps:0")
         assert liveness.passes("127.0.0.1", port), "whoever comes back in time lives"
