@@ -242,7 +242,7 @@ class _Leave:
                     _cut_off(self._grace_secs)
                 again = math.inf
                 if self._leaving is None or self._leaving() is None:
-                    logging.warning("SIGTERM once more: the SystemExit of the first was caught, and the block goes on")
+                    logging.warning("SIGTERM once more: its SystemExit was caught or discarded, and the block goes on")
                     self._raised = False
                     _send_again(signal.SIGTERM)
                 continue
