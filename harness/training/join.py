@@ -139,32 +139,31 @@ def join_cluster(
             of "done", or of "preempted" where SIGTERM has come before training was over.
         OpError: the server cannot start, such as UnknownError where its port is in use.
     """
-    try:
-        me = find_identity(sys.argv[1:] if argv is None else argv, os.environ, ps, strict=argv is not None)
-        if me.cluster is None:
-            logging.warning("%s: this process trains alone", me.source)
-        if me.job == "ps":
-            import jax
-
-            jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
-        server = _server(me, server_options)
-    except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
-        exit_codes.leave(exit_codes.of_error(error), str(error))
-    if server is None:
-        with exit_codes.interruptible():
-            yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
-        return
-    with exit_codes.interruptible(), server:
-        if me.job == "ps":
-            raise SystemExit(exit_codes.of_join(server.join()))
+    with exit_codes.interruptible(), preemptible(preempt_grace_secs):
         try:
-            with preemptible(preempt_grace_secs):
+            me = find_identity(sys.argv[1:] if argv is None else argv, os.environ, ps, strict=argv is not None)
+            if me.cluster is None:
+                logging.warning("%s: this process trains alone", me.source)
+            if me.job == "ps":
+                import jax
+
+                jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
+            server = _server(me, server_options)
+        except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
+            exit_codes.leave(exit_codes.of_error(error), str(error))
+        if server is None:
+            yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
+            return
+        with server:
+            if me.job == "ps":
+                raise SystemExit(exit_codes.of_join(server.join()))
+            try:
                 yield Member(server.cluster, me.job, me.index, server)
-        except Exception as error:
-            values = server.report().values
-            begun = values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
-            exit_codes.end_with(exit_codes.of_error(error, begun=begun), error)
-            raise
+            except Exception as error:
+                values = server.report().values
+                begun = values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
+                exit_codes.end_with(exit_codes.of_error(error, begun=begun), error)
+                raise
 
 
 def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:

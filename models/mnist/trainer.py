@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
-    with exit_codes.interruptible():
+    with exit_codes.interruptible(), harness.preemptible(config.preempt_grace_secs):
         if config.sync == COLLECTIVE:
             collective(config)
         elif config.job_name == "evaluator":
@@ -107,15 +107,14 @@ def follow(config: Config) -> None:
         return {"accuracy": float(accuracy), "cost": float(cost)}
 
     try:
-        with harness.preemptible(config.preempt_grace_secs):
-            harness.Evaluator(
-                evaluate,
-                config.logdir,
-                master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
-                best_by=config.best_by,
-                best_mode="max" if config.best_by == "accuracy" else "min",
-                patience=config.patience,
-            ).run()
+        harness.Evaluator(
+            evaluate,
+            config.logdir,
+            master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
+            best_by=config.best_by,
+            best_mode="max" if config.best_by == "accuracy" else "min",
+            patience=config.patience,
+        ).run()
     except rt.OpError as error:
         logging.debug("where it happened:", exc_info=True)
         exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.task_index}: {error}")
@@ -157,11 +156,7 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
     profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=config.is_chief)
     options = rt.SessionConfig(start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch)
     accuracy = None
-    with (
-        harness.preemptible(config.preempt_grace_secs),
-        supervisor.managed_session(target, config=options) as session,
-        profiler,
-    ):
+    with supervisor.managed_session(target, config=options) as session, profiler:
         if not leads and batches is not None:
             checkpoint(batches)  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
         step = int(session.run(graph.global_step))
