@@ -130,6 +130,10 @@ class Program:
         """Sends a signal to its process group; nothing when it has ended."""
         self._processes.signal(self._life, signum)
 
+    def handles(self, signum: int) -> bool:
+        """Whether it has a handler for a signal by now."""
+        return bool(_caught(self.pid) >> (signum - 1) & 1)
+
     def freeze(self) -> None:
         """Stops it without closing anything; returns when every thread of it has stopped."""
         assert self.code is None, f"{self.name} has ended: {self.story()}"
@@ -263,6 +267,12 @@ class Task(Program):
         super().close()
         self._reader.join()
         self._pipe.close()
+
+
+def _caught(pid: int) -> int:
+    """The signals for which a process has a handler; bit 0 is signal 1."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
 
 
 def _stopped(pid: int) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import runtime as rt
 from tests.kit.processes import Program, programs
+from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
 pytestmark = pytest.mark.cluster
@@ -294,6 +295,7 @@ def test_a_server_that_is_stopped_ends_join_and_its_process() -> None:
     with processes(cluster, ("ps", 0)) as (ps,):
         with rt.Session(f"grpc://{cluster['ps'][0]}", config=WAIT):
             pass
+        until(lambda: ps.handles(signal.SIGTERM), "it serves, and joins a moment later")
         ps.signal(signal.SIGTERM)
         assert ps.wait(60) == 0
 

@@ -118,6 +118,7 @@ def test_a_server_ends_at_sigterm_though_a_session_waits_for_a_task() -> None:
         until(lambda: remote_calls(address) == 2)
         clients[0].kill()
         until(lambda: remote_calls(address) == 1)  # the wait goes with who waited
+        until(lambda: worker.handles(signal.SIGTERM), "it serves, and joins a moment later")
         worker.signal(signal.SIGTERM)
         assert worker.wait(SOON_SECS) == 0
 
