@@ -16,6 +16,7 @@ from absl import flags, logging
 
 import runtime as rt
 from harness import exit_codes
+from harness.training import tracebacks
 from harness.training.preemption import preemptible
 
 _CHIEFS = ("chief", "master")
@@ -162,7 +163,10 @@ def join_cluster(
             except Exception as error:
                 values = server.report().values
                 begun = values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
-                exit_codes.end_with(exit_codes.of_error(error, begun=begun), error)
+                row = exit_codes.of_error(error, begun=begun)
+                if row not in (exit_codes.FAILED, exit_codes.BUG):  # their messages say all
+                    tracebacks.shorten(error)
+                exit_codes.end_with(row, error)
                 raise
 
 

@@ -405,7 +405,11 @@ class SessionManager:
 
     def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
         decision = policy.decide(time.monotonic(), role, report, options)
-        self._log(f"{role.value}: {decision.action.value}: {decision.reason}", again=decision.action is Action.WAIT)
+        self._log(
+            f"{role.value}: {decision.action.value}: {decision.reason}",
+            aloud=decision.action is Action.INITIALIZE and options.recovering,  # what has been trained is gone
+            again=decision.action is Action.WAIT,
+        )
         return decision
 
     def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
@@ -443,9 +447,11 @@ class SessionManager:
         if request.records is not None:
             request.records.open(request.logdir)
 
-    def _log(self, text: str, again: bool = False) -> None:
+    def _log(self, text: str, aloud: bool = False, again: bool = False) -> None:
         now = time.monotonic()
-        if text != self._logged:
+        if aloud:
+            logging.warning("%s", text)
+        elif text != self._logged:
             logging.info("%s", text)
         elif again or now - self._logged_at >= _LOG_EVERY_SECS:
             logging.warning("%s", text)  # a wait that lasts is seen without INFO, too

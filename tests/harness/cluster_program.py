@@ -29,7 +29,7 @@ class _Lines(Handler):
 
     def emit(self, record: Any) -> None:
         with self._lock:
-            self._pipe.send(("LOG", record.getMessage()))
+            self._pipe.send(("LOG", record.getMessage(), record.levelname))
 
 
 def run(job: str, index: int, cluster: dict[str, list[str]], options: dict[str, Any], pipe: Connection) -> None:

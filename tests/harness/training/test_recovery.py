@@ -229,7 +229,7 @@ def test_without_a_checkpoint_the_loss_of_everything_is_told_loudly() -> None:
         chief.tell("steps", 5)
         chief.hear("LOG", "recovering")
         c.ps(0)
-        chief.hear("LOG", "ALL STEPS SO FAR ARE LOST")
+        assert chief.hear("LOG", "ALL STEPS SO FAR ARE LOST")[2] == "WARNING"  # a program without INFO shows it too
         assert chief.hear("STEPS")[1] == 5
 
 

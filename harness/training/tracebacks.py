@@ -1,0 +1,61 @@
+"""The traceback of an error whose message says all: where it came out of the user's program, and not our own frames."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sys
+import traceback
+from types import TracebackType
+
+import runtime as rt
+
+VARIABLE = "BELLWETHER_TRACEBACK"
+"""``full`` in this environment variable has Python print what it always prints."""
+
+_OURS = tuple(f"{folder}{os.sep}" for folder in (pathlib.Path(__file__).parents[1], pathlib.Path(rt.__file__).parent))
+_LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows them)"
+
+
+def shorten(error: BaseException) -> None:
+    """Has Python print the short traceback of an error, if nothing catches this very error.
+
+    A program that prints tracebacks in a way of its own (``sys.excepthook``) goes on to do so.
+    """
+    show = sys.excepthook
+    if show is not sys.__excepthook__ or os.environ.get(VARIABLE) == "full":
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is error:
+            print(short(value), file=sys.stderr, flush=True)
+        else:
+            show(kind, value, trace)
+
+    sys.excepthook = hook
+
+
+def short(error: BaseException) -> str:
+    """The traceback of an error, and of those that it comes from where the program had a part in them.
+
+    Returns:
+        What Python prints, without the frames of ``harness`` and ``runtime``, and a line that says so.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    _leave_out_ours(told)
+    return "".join(told.format()) + _LEFT_OUT
+
+
+def _leave_out_ours(told: traceback.TracebackException) -> None:
+    for index in reversed(range(len(told.stack))):
+        path = told.stack[index].filename
+        if path.startswith(_OURS) or path == contextlib.__file__:
+            del told.stack[index]
+    for each in (told.__cause__, told.__context__):
+        if each is not None:
+            _leave_out_ours(each)
+    if told.__cause__ is not None and not told.__cause__.stack:
+        told.__cause__, told.__suppress_context__ = None, True
+    if told.__context__ is not None and not told.__context__.stack:
+        told.__context__ = None
