@@ -179,8 +179,8 @@ class LocalCluster:
         self._processes.signal(self._alive(task), signal.SIGTERM)
 
     def freeze(self, task: str) -> None:
-        """SIGSTOP, until ``thaw``."""
-        self._processes.signal(self._alive(task), signal.SIGSTOP)
+        """SIGSTOP, until ``thaw``; returns when no thread of the task runs any more."""
+        self._processes.freeze(self._alive(task))
 
     def thaw(self, task: str) -> None:
         """SIGCONT; does nothing when the task has ended."""

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import pathlib
 import re
 import selectors
 import signal
@@ -29,6 +30,8 @@ START_SECS = 120.0
 """How long the zygote may take to import its modules, and a process to exist."""
 _READ_BYTES = 1 << 16
 _END_SECS = 10.0
+_FREEZE_SECS = 100.0
+_FREEZE_POLL_SECS = 0.001
 
 
 @dataclass(frozen=True)
@@ -354,6 +357,15 @@ class Processes:
                 life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
                 life.channel.send(str(int(signum)).encode())
 
+    def freeze(self, life: Life) -> None:
+        """Stops a process by SIGSTOP; returns when no thread of it runs, or it has ended. Raises TimeoutError."""
+        self.signal(life, signal.SIGSTOP)
+        deadline = time.monotonic() + _FREEZE_SECS
+        while life.code is None and not _stopped(life.pid):  # only its parent is told, and that is the zygote
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{life.task} has not stopped {_FREEZE_SECS:g} s after SIGSTOP")
+            time.sleep(_FREEZE_POLL_SECS)
+
     def lives(self, task: str = "") -> list[Life]:
         """The processes of a task, or of all, in the order of their starts."""
         with self.changed:
@@ -412,3 +424,15 @@ class Processes:
                     life.channel.shutdown(socket.SHUT_WR)
         self._waker.close()
         self._thread.join()
+
+
+def _stopped(pid: int) -> bool:
+    """Whether every thread of a process has stopped."""
+    states = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for thread in psutil.Process(pid).threads():
+            with contextlib.suppress(FileNotFoundError):  # it ends just now
+                stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
+                # The name, in brackets, may hold anything; after its closing bracket comes the state.
+                states.add(stat.rpartition(")")[2].split()[0])
+    return states == {"T"}

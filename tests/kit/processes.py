@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
 from harness.testing import PRELOAD
 from harness.testing.processes import Processes, Zygote
 from tests.kit.waits import TIMEOUT_SECS
@@ -137,11 +135,7 @@ class Program:
     def freeze(self) -> None:
         """Stops it without closing anything; returns when every thread of it has stopped."""
         assert self.code is None, f"{self.name} has ended: {self.story()}"
-        self.signal(signal.SIGSTOP)
-        deadline = time.monotonic() + TIMEOUT_SECS
-        while not _stopped(self.pid):  # only its parent is told, and that is the zygote
-            assert time.monotonic() < deadline, f"{self.name} did not stop"
-            time.sleep(0.001)
+        self._processes.freeze(self._life)
 
     def thaw(self) -> None:
         """Lets it go on."""
@@ -273,17 +267,6 @@ def _caught(pid: int) -> int:
     """The signals for which a process has a handler; bit 0 is signal 1."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
-
-
-def _stopped(pid: int) -> bool:
-    """Whether every thread of a process has stopped."""
-    states = set()
-    for thread in psutil.Process(pid).threads():
-        with contextlib.suppress(FileNotFoundError):  # it ends just now
-            stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
-            # The name, in brackets, may hold anything; after its closing bracket comes the state.
-            states.add(stat.rpartition(")")[2].split()[0])
-    return states == {"T"}
 
 
 @contextlib.contextmanager

@@ -87,6 +87,24 @@ def test_clusters_of_one_process_share_what_their_tasks_are_forked_from(tmp_path
         assert one.running("worker:0") and one.running("ps:0")
 
 
+BUSY = """
+import threading
+print("BUSY", flush=True)
+for _ in range(4):
+    threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start()
+"""
+
+
+def test_a_task_that_is_frozen_has_stopped_already() -> None:
+    with LocalCluster(["python", "-c", BUSY], ps=0, workers=1, preload=PRELOAD) as cluster:
+        cluster.expect("worker:0", "BUSY")
+        process = psutil.Process(cluster.lives("worker:0")[0].pid)
+        for _ in range(20):
+            cluster.freeze("worker:0")
+            assert process.status() == psutil.STATUS_STOPPED
+            cluster.thaw("worker:0")
+
+
 @pytest.mark.chaos
 def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}  # one that no other test uses

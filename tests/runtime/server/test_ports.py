@@ -77,12 +77,12 @@ def test_a_frozen_process_is_named() -> None:
     cluster = addresses(ps=1)
     with serve(cluster) as first:
         first.expect("serving")
-        first.signal(signal.SIGSTOP)
+        first.freeze()
         try:
             with pytest.raises(rt.UnknownError, match=rf"[Aa]ddress already in use, by process {first.pid} \("):
                 rt.Server(cluster, "ps", 0)
         finally:
-            first.signal(signal.SIGCONT)
+            first.thaw()
 
 
 @pytest.mark.usefixtures("impatient")
