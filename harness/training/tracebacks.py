@@ -9,12 +9,10 @@ import sys
 import traceback
 from types import TracebackType
 
-import runtime as rt
-
 VARIABLE = "BELLWETHER_TRACEBACK"
 """``full`` in this environment variable has Python print what it always prints."""
 
-_OURS = tuple(f"{folder}{os.sep}" for folder in (pathlib.Path(__file__).parents[1], pathlib.Path(rt.__file__).parent))
+_OURS = tuple(f"{pathlib.Path(__file__).parents[2] / package}{os.sep}" for package in ("harness", "runtime"))
 _LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows them)"
 
 
