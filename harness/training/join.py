@@ -140,7 +140,7 @@ def join_cluster(
             of "done", or of "preempted" where SIGTERM has come before training was over.
         OpError: the server cannot start, such as UnknownError where its port is in use.
     """
-    with exit_codes.interruptible(), preemptible(preempt_grace_secs):
+    with preemptible(preempt_grace_secs):
         try:
             me = find_identity(sys.argv[1:] if argv is None else argv, os.environ, ps, strict=argv is not None)
             if me.cluster is None:
@@ -152,22 +152,24 @@ def join_cluster(
             server = _server(me, server_options)
         except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
             exit_codes.leave(exit_codes.of_error(error), str(error))
-        if server is None:
-            yield Member(me.cluster or rt.ClusterSpec({}), me.job, me.index, None)
-            return
-        with server:
-            if me.job == "ps":
+        with server or contextlib.nullcontext():
+            if server is not None and me.job == "ps":
                 raise SystemExit(exit_codes.of_join(server.join()))
+            cluster = server.cluster if server is not None else me.cluster or rt.ClusterSpec({})
             try:
-                yield Member(server.cluster, me.job, me.index, server)
+                yield Member(cluster, me.job, me.index, server)
             except Exception as error:
-                values = server.report().values
-                begun = values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
-                row = exit_codes.of_error(error, begun=begun)
+                row = exit_codes.of_error(error, begun=server is None or _has_begun(server))
                 if row not in (exit_codes.FAILED, exit_codes.BUG):  # their messages say all
                     tracebacks.shorten(error)
                 exit_codes.end_with(row, error)
                 raise
+
+
+def _has_begun(server: rt.Server) -> bool:
+    """Whether this task does its work: what Python raises then may be the data's fault."""
+    values = server.report().values
+    return values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
 
 
 def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:

@@ -80,19 +80,19 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    interrupt_between_locks()
-    leave = _Leave(grace_secs)
-    discarded, sys.unraisablehook = sys.unraisablehook, leave.discarded
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        with exit_codes.interruptible():
-            yield
-    finally:
+    with exit_codes.interruptible():
+        interrupt_between_locks()
+        leave = _Leave(grace_secs)
+        discarded, sys.unraisablehook = sys.unraisablehook, leave.discarded
+        before = signal.signal(signal.SIGTERM, leave)
         try:
-            leave.end()  # before anybody else gets what it sends
+            yield
         finally:
-            signal.signal(signal.SIGTERM, before)
-            sys.unraisablehook = discarded
+            try:
+                leave.end()  # before anybody else gets what it sends
+            finally:
+                signal.signal(signal.SIGTERM, before)
+                sys.unraisablehook = discarded
 
 
 def interrupt_between_locks() -> None:

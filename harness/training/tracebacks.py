@@ -1,4 +1,4 @@
-"""The traceback of an error whose message says all: where it came out of the user's program, and not our own frames."""
+"""The traceback of an error whose message says all: frames of the program, without those of harness and runtime."""
 
 from __future__ import annotations
 

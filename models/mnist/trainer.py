@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
-    with exit_codes.interruptible(), harness.preemptible(config.preempt_grace_secs):
+    with harness.preemptible(config.preempt_grace_secs):
         if config.sync == COLLECTIVE:
             collective(config)
         elif config.job_name == "evaluator":

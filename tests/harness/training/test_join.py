@@ -391,6 +391,17 @@ def test_a_program_that_is_wrong_is_not_started_again(
         assert len(program.lines(rf"\({name}: it would end so again\)")) == (starts == 1)
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("error", "row"),
+    [("rt.DataLossError('damaged')", exit_codes.DATA), ("TypeError('of some data')", exit_codes.FAILED)],
+)
+def test_an_error_of_an_evaluator_has_its_code(error: str, row: exit_codes.ExitCode) -> None:
+    joined = "with harness.join_cluster(['--ps_hosts=a:1', '--job_name=evaluator']):"
+    with Program("python", "-c", f"import harness, runtime as rt\n{joined}\n    raise {error}") as program:
+        assert program.wait() == row.plain, program.story()
+
+
 def test_only_the_error_that_nobody_catches_ends_the_process_so(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
