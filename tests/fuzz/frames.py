@@ -108,6 +108,7 @@ def _damage(sock: socket.socket, file: Any, chance: random.Random) -> None:
     """Sends a damaged frame, and hears what there is to hear until the end."""
     with contextlib.suppress(ConnectionError, BrokenPipeError):
         sock.sendall(damaged(chance))
-        sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # ENOTCONN: it has hung up already
+            sock.shutdown(socket.SHUT_WR)
         while file.read(65536):
             pass
