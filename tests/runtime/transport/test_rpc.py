@@ -221,12 +221,12 @@ class PingCounter(threading.Thread):
             back.start()
             server.sendall(stream.read(24))  # the preface of HTTP/2
             seen = 0
-            while head := stream.read(9):
-                server.sendall(head + stream.read(int.from_bytes(head[:3], "big")))
-                seen += head[3] == self.PING and not head[4] & self.ANSWER
-                if seen >= self._wanted:
-                    self.enough.set()
-            with contextlib.suppress(OSError):  # the server may have hung up first
+            with contextlib.suppress(OSError):  # either end may be closed first
+                while head := stream.read(9):
+                    server.sendall(head + stream.read(int.from_bytes(head[:3], "big")))
+                    seen += head[3] == self.PING and not head[4] & self.ANSWER
+                    if seen >= self._wanted:
+                        self.enough.set()
                 server.shutdown(socket.SHUT_WR)
             back.join(60)
 
