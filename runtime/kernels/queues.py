@@ -152,8 +152,8 @@ class QueueResource(Resource):
         with self._changed:
             if self._closed:
                 raise CancelledError(f"queue {self._name!r} is closed: nothing can be added")
-            self._givers.append(turn)
             try:
+                self._givers.append(turn)  # within: a signal's handler may raise as soon as it is in
                 for element in elements:
                     cancelled.wait_for(
                         self._changed,
@@ -233,8 +233,8 @@ class QueueResource(Resource):
         turn = object()
         taken: list[Element] = []
         with self._changed:
-            self._takers.append(turn)
             try:
+                self._takers.append(turn)
                 while len(taken) < count:
                     cancelled.wait_for(
                         self._changed,

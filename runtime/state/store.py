@@ -20,6 +20,7 @@ from runtime.errors import (
     one_line,
 )
 from runtime.state.cancellation import Cancellation
+from runtime.state.interrupts import uninterrupted
 from runtime.state.run_record import RunRecord
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -118,7 +119,8 @@ class Claim:
     """The right of a running stage to variables: within the ``with`` block nobody else reads or changes them.
 
     Stages that need other variables do not wait. All claims take the locks in the order of the keys, so that two never
-    wait for each other. The store's lock may be taken within a claim, not the other way round.
+    wait for each other. The store's lock may be taken within a claim, not the other way round. A function that claims
+    is ``uninterrupted``: an exception between the last lock and the block would leave them locked.
 
     Args:
         slots: of the variables; one may come twice.
@@ -201,6 +203,7 @@ class Store:
             cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
             return missing()
 
+    @uninterrupted
     def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:
         """The values of variables at one instant, by reference: microseconds, whatever their size.
 
@@ -240,6 +243,7 @@ class Store:
             slot.readers += 1
         return taken
 
+    @uninterrupted
     def hold(self) -> tuple[list[tuple[Slot, AnyArray]], dict[str, Any], list[Key]]:
         """All of the store as of one instant: references to the values, the run record, names of the resources.
 
@@ -265,6 +269,7 @@ class Store:
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
 
+    @uninterrupted
     def replace(
         self, values: dict[Key, tuple[AnyArray, TensorSpec]], check: Callable[[], None] | None = None
     ) -> Values:
@@ -288,6 +293,7 @@ class Store:
             self.changed.notify_all()
             return {key: weakref.ref(value) for key, (value, _) in values.items()}
 
+    @uninterrupted
     def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
         """Makes variables uninitialised whose arrays were donated to a program that failed.
 
@@ -324,6 +330,7 @@ class Store:
         with self.lock:
             return list(self._resources.values())
 
+    @uninterrupted
     def clear(self, containers: Iterable[str] | None = None) -> None:
         """Forgets the values of all variables and all resources, of ``containers`` only when given."""
         chosen = None if containers is None else set(containers)

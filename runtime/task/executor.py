@@ -24,11 +24,11 @@ from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
 from runtime.limits import Limits
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
+from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Claim, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import RAW, Context, find_kernel
-from runtime.task.interrupts import uninterrupted
 from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -167,19 +167,12 @@ class PreparedStage:
             inputs = self._widened(inputs)
         if not self._one_device:
             inputs = [self._here(value) for value in inputs]
-        results: Sequence[jax.Array] = ()
-        handed: list[AnyArray] = []
         pinned: list[AnyArray] = []
         try:
             if not self._slots:
                 results = self._computed(inputs)
             else:
-                # The program may run on this thread, so only who needs the same variables waits for it.
-                with uninterrupted(self._claim):
-                    results = self._computed(inputs)
-                    handed = self._exchanged(results)
-                if handed:
-                    pinned = self._pinned(handed)
+                results, pinned = self._with_variables(inputs)
         except OpError:
             raise
         except Exception as error:
@@ -187,9 +180,6 @@ class PreparedStage:
         except BaseException as error:  # raised by a handler of another signal: what was donated may be gone
             self._lost(error)
             raise
-        finally:
-            if handed:
-                self._store.release(self._handed_slots)
         computed = results[len(self._writes) :]
         done = computed[0] if computed else None
         if not pinned:
@@ -197,6 +187,19 @@ class PreparedStage:
         values = iter(pinned)
         outputs = [next(values) if isinstance(o, VariableOutput) else computed[o.index] for o in self.stage.outputs]
         return outputs, done
+
+    @uninterrupted
+    def _with_variables(self, inputs: Sequence[AnyArray]) -> tuple[Sequence[jax.Array], list[AnyArray]]:
+        """Runs the program on its variables; gives its results, and the variables that are handed out, pinned."""
+        handed: list[AnyArray] = []
+        try:
+            with self._claim:  # the program may run on this thread: only who needs the same variables waits for it
+                results = self._computed(inputs)
+                handed = self._exchanged(results)
+            return results, self._pinned(handed) if handed else []
+        finally:
+            if handed:
+                self._store.release(self._handed_slots)
 
     def _computed(self, inputs: Sequence[AnyArray]) -> Sequence[jax.Array]:
         """Within the claim: runs the program."""
@@ -365,6 +368,7 @@ class DeferredUpdate:
             raise prepared._fenced()
         return prepared._generation
 
+    @uninterrupted
     def step(self) -> int:
         """The value of the update's first variable, which counts its applications.
 
@@ -379,6 +383,7 @@ class DeferredUpdate:
             value = prepared._slots[0].checked(prepared._specs[0], prepared._task)
             return int(np.asarray(value))
 
+    @uninterrupted
     def apply(
         self,
         inputs: Sequence[AnyArray],

@@ -33,6 +33,7 @@ from runtime.plan.place import Device, ProgramForm
 from runtime.plan.plan import Program, Stage, StageCall
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import HUNG_UP, Cancellation
+from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task import program_verifier
@@ -351,6 +352,7 @@ class Worker:
             filled[i] = memory[key]
         return [filled[i] for i in range(len(call.inputs))]
 
+    @uninterrupted
     def _run_gated(
         self, registered: RegisteredCall, inputs: Sequence[AnyArray], session: int, step: int
     ) -> tuple[list[AnyArray], jax.Array | None]:

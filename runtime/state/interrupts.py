@@ -1,0 +1,98 @@
+"""Ctrl-C and SIGTERM are held back during a call whose effects must happen together."""
+
+from __future__ import annotations
+
+# What `signal` wraps: that looks each argument up in enums, which costs ten times as much as the call.
+import _signal  # type: ignore[import-not-found]
+import functools
+import os
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Handler = Callable[[int, FrameType | None], object]
+
+_main_thread = threading.main_thread().ident
+_get_ident = threading.get_ident
+_SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
+_held_back = False
+"""Whether the main thread is in such a call."""
+
+
+def _forked() -> None:
+    global _main_thread
+    _main_thread = _get_ident()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``function``, and signals are held back during its calls; what came meanwhile is acted upon at the end.
+
+    Python runs a signal's handler between any two bytecodes of the main thread, so what Ctrl-C raises, or SIGTERM where
+    the program has a handler that raises (``harness.preemptible``), may come right after a lock was taken or a call has
+    had its effect, before that is noted. In other threads there is nothing to hold back. Signals do not end a wait
+    within such a call, so it must be for moments.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if _held_back or _get_ident() != _main_thread:
+            return function(*args, **kwargs)
+        with _HeldBack():
+            return function(*args, **kwargs)
+
+    return call
+
+
+class _HeldBack:
+    __slots__ = ("_handlers", "_came")
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, _Handler] = {}
+        self._came: dict[int, FrameType | None] = {}
+
+    def __enter__(self) -> None:
+        global _held_back
+        try:
+            for number in _SIGNALS:
+                handler = _signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    _signal.signal(number, self._note)
+        except BaseException:  # raised by the handler of one that was not held back yet
+            self._give_back()
+            raise
+        _held_back = True
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came[number] = frame
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        global _held_back
+        _held_back = False
+        self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            for number, handler in self._handlers.items():
+                _signal.signal(number, handler)
+        except BaseException:  # raised by the first, which was just given back
+            for number, handler in self._handlers.items():
+                _signal.signal(number, handler)
+            raise
+        finally:
+            self._act()
+
+    def _act(self) -> None:
+        """Acts upon what came; each handler is called, whatever another raises."""
+        if self._came:
+            number, frame = self._came.popitem()
+            try:
+                self._handlers[number](number, frame)
+            finally:
+                self._act()

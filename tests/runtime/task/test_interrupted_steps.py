@@ -1,0 +1,187 @@
+"""Ctrl-C may come between any two instructions of a step. Wherever it comes, the task and its session go on."""
+
+import contextlib
+import dis
+import functools
+import gc
+import pathlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.state.interrupts import uninterrupted
+from runtime.state.store import Store
+from runtime.task.worker import Worker
+from runtime.tensor_spec import TensorSpec
+from tests.runtime.kit import target_of_kind
+
+RUNTIME = str(pathlib.Path(rt.__file__).parent)
+LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "BEFORE_WITH", "LOAD_SPECIAL")
+"""How the names of those instructions begin after which Python looks whether a signal has come."""
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*<socket.socket")  # one may be left to the garbage collector
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in background
+    try:
+        with rt.Graph().as_default() as made:
+            yield made
+        gc.collect()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class CtrlC:
+    """Ctrl-C at one of the places where a call looks for signals: its handler is called there as Python calls it.
+
+    Args:
+        at: the number of the place; -1 for none.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._names: dict[CodeType, dict[int, str]] = {}
+        self._last: dict[FrameType, str] = {}
+        self.places = 0
+        self.came = ""
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        """Makes the call; raises what the handler raises."""
+        sys.settrace(self._trace)
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(RUNTIME):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            names = self._names.get(frame.f_code)
+            if names is None:
+                names = self._names[frame.f_code] = {i.offset: i.opname for i in dis.get_instructions(frame.f_code)}
+            before, self._last[frame] = self._last.get(frame, ""), names[frame.f_lasti]
+            if before.startswith(LOOKS):
+                if self.places == self._at:
+                    self.came = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
+                    handler = signal.getsignal(signal.SIGINT)
+                    assert callable(handler)
+                    self.places += 1
+                    handler(signal.SIGINT, frame)
+                else:
+                    self.places += 1
+        return self._trace
+
+
+def places(call: Callable[[], object]) -> Iterator[CtrlC]:
+    """One Ctrl-C for each place of a call, which is made once before."""
+    counting = CtrlC(-1)
+    counting(call)
+    assert counting.places > 10
+    return (CtrlC(at) for at in range(counting.places))
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("kind", ["private", "local master"])
+def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> None:
+    with rt.device("/job:ps" if kind != "private" else ""):
+        count, total = rt.Variable(np.int64(0), name="count"), rt.Variable(np.zeros(2, np.float32), name="total")
+        x = rt.placeholder(np.float32, [2])
+        step = [rt.group(count.assign_add(1), total.assign_add(x * 2.0)), total.value()]
+    with target_of_kind(kind) as target, rt.Session(target) as session:
+        session.run(rt.global_variables_initializer())
+        train = lambda: session.run(step, {x: np.ones(2, np.float32)})  # noqa: E731
+        train()  # registers it
+        worker: Worker = session._engine._session._worker  # type: ignore[attr-defined]
+        set_before, counted_before = handlers(), 2
+        for ctrl_c in places(train):
+            with contextlib.suppress(KeyboardInterrupt):
+                ctrl_c(train)
+            assert handlers() == set_before, ctrl_c.came
+            worker.gate.pause(1, 60.0, timeout=0.0)  # a checkpoint begins so: it raises when a stage still runs
+            assert worker.gate.resume(1), ctrl_c.came
+            assert not any(slot.readers for slot in worker.store._slots.values()), ctrl_c.came
+            counted, summed = session.run([count, total])
+            assert counted_before <= counted <= counted_before + 1, ctrl_c.came
+            assert summed.tolist() == [2.0 * counted] * 2, ctrl_c.came
+            counted_before = int(counted)
+        assert counted_before > 10
+
+
+@pytest.mark.parametrize("kind", ["private", "local master"])
+@pytest.mark.parametrize("adds", [True, False])
+def test_ctrl_c_at_any_place_leaves_a_queue_to_others(kind: str, adds: bool) -> None:
+    with rt.device("/job:ps" if kind != "private" else ""):
+        queue = rt.FIFOQueue(10, [np.float32, np.int64], shapes=[[2], []])
+        x = rt.placeholder(np.float32, [2])
+        put, take, size = queue.enqueue([x, np.int64(1)]), queue.dequeue(), queue.size()
+    with target_of_kind(kind) as target, rt.Session(target) as session:
+        run = functools.partial(session.run, feed_dict={x: np.ones(2, np.float32)}, timeout_secs=30.0)
+        for fetch in (put, put, put, put, take, size):
+            run(fetch)
+        call = functools.partial(run, put if adds else take)
+        for ctrl_c in places(call):
+            for fetch in [take] * (run(size) - 3) + [put] * (3 - run(size)):
+                run(fetch)
+            with contextlib.suppress(KeyboardInterrupt):
+                ctrl_c(call)
+            left = run(size)
+            assert left in ((3, 4) if adds else (2, 3)), ctrl_c.came
+            run(put)
+            run(take)
+            assert run(size) == left, ctrl_c.came
+
+
+def test_ctrl_c_at_any_place_of_a_snapshot_leaves_the_variables_to_others() -> None:
+    store, keys = Store(), [("", "v"), ("", "w")]
+    values = {key: (jnp.ones(2), TensorSpec((2,), np.dtype(np.float32))) for key in keys}
+    store.replace(values)
+    slots = [store.slot(*key) for key in keys]
+    for call in (store.snapshot, lambda: store.replace(values), lambda: store.drop_lost(slots, "lost")):
+        for ctrl_c in places(call):
+            with contextlib.suppress(KeyboardInterrupt):
+                ctrl_c(call)
+            assert not any(slot.lock.locked() or slot.readers for slot in slots), ctrl_c.came
+            assert not store.lock.locked(), ctrl_c.came
+
+
+def test_each_signal_that_was_held_back_has_its_effect() -> None:
+    came: list[int] = []
+
+    def raises(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise SystemExit(number)
+
+    @uninterrupted
+    def inner() -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    @uninterrupted
+    def outer() -> None:
+        signal.raise_signal(signal.SIGINT)
+        inner()
+        assert came == []
+
+    before = {number: signal.signal(number, raises) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit):
+            outer()
+        assert sorted(came) == sorted(before)
+        assert handlers() == [raises, raises]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
