@@ -57,6 +57,7 @@ class CtrlC:
 
     def __call__(self, call: Callable[[], object]) -> None:
         """Makes the call; raises what the handler raises."""
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks for it before tracing begins
         sys.settrace(self._trace)
         try:
             call()
@@ -66,7 +67,7 @@ class CtrlC:
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(RUNTIME):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace_opcodes = True
         if event == "opcode":
             names = self._names.get(frame.f_code)
             if names is None:
