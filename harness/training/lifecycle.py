@@ -387,17 +387,17 @@ class Lifecycle:
         """
         if self.session is None or self.ended:
             return
-        self._note_reached()
-        if self._records is not None:
-            self._records.answer_secs = self._answer_secs
         held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
-        self._finishing = True
         try:
             with held as signals:
+                self._finishing = True
+                self._note_reached()
+                if self._records is not None:
+                    self._records.answer_secs = self._answer_secs
                 try:
                     self._finish(self.session, final, over, checkpoint_dir, signals)
-                except Exception:
-                    self.ended = True
+                except BaseException as error:
+                    self.ended = shield or isinstance(error, Exception)
                     raise
                 self.ended = True
         finally:

@@ -558,21 +558,19 @@ class Supervisor:
     ) -> None:
         interruption: BaseException | None = None
         outcome: Outcome = "failed"
+        directory = None if self._checkpoints is None else self._logdir
         try:
-            try:
-                if over and not failed(self._coord):
-                    self._life.wait_for_others()  # with the services still at work
-                self._coord.request_stop()
-                self._life.limit_silence()
-                self._join_services()
-                self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
-            except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
-                if self._life.ended or failed(self._coord):
-                    raise
-                interruption, over = error, False
-                self._coord.request_stop()
-            directory = None if self._checkpoints is None else self._logdir
-            self._life.finish(self._final, over=over, checkpoint_dir=directory)
+            while True:
+                try:
+                    if interruption is None:
+                        self._stop_and_join(threads, over=over, ignore_live_threads=ignore_live_threads)
+                    self._life.finish(self._final, over=over, checkpoint_dir=directory)
+                    break
+                except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
+                    if self._life.ended or failed(self._coord) or interruption is not None:
+                        raise
+                    interruption, over = error, False
+                    self._coord.request_stop()
             outcome = "finished" if over else "interrupted"
             if interruption is not None:
                 raise interruption
@@ -583,6 +581,14 @@ class Supervisor:
                 self._summary_writer.close()
                 self._writer_closed = True
             self._finish_tracking(outcome)
+
+    def _stop_and_join(self, threads: Sequence[Thread] | None, *, over: bool, ignore_live_threads: bool) -> None:
+        if over and not failed(self._coord):
+            self._life.wait_for_others()  # with the services still at work
+        self._coord.request_stop()
+        self._life.limit_silence()
+        self._join_services()
+        self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
 
     def _finish_tracking(self, outcome: Outcome) -> None:
         if self._tracked is not None:

@@ -1,14 +1,12 @@
 """Ctrl-C may come between any two instructions of a step. Wherever it comes, the task and its session go on."""
 
 import contextlib
-import dis
 import functools
 import gc
 import pathlib
 import signal
-import sys
-from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,12 +18,10 @@ from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Store
 from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec
+from tests.kit.interruptions import interruptions
 from tests.runtime.kit import target_of_kind
 
 RUNTIME = str(pathlib.Path(rt.__file__).parent)
-LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "BEFORE_WITH", "LOAD_SPECIAL")
-"""How the names of those instructions begin after which Python looks whether a signal has come."""
-
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*<socket.socket")  # one may be left to the garbage collector
 
@@ -39,58 +35,6 @@ def graph() -> Iterator[rt.Graph]:
         gc.collect()
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class CtrlC:
-    """Ctrl-C at one of the places where a call looks for signals: its handler is called there as Python calls it.
-
-    Args:
-        at: the number of the place; -1 for none.
-    """
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-        self._names: dict[CodeType, dict[int, str]] = {}
-        self._last: dict[FrameType, str] = {}
-        self.places = 0
-        self.came = ""
-
-    def __call__(self, call: Callable[[], object]) -> None:
-        """Makes the call; raises what the handler raises."""
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks for it before tracing begins
-        sys.settrace(self._trace)
-        try:
-            call()
-        finally:
-            sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(RUNTIME):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            names = self._names.get(frame.f_code)
-            if names is None:
-                names = self._names[frame.f_code] = {i.offset: i.opname for i in dis.get_instructions(frame.f_code)}
-            before, self._last[frame] = self._last.get(frame, ""), names[frame.f_lasti]
-            if before.startswith(LOOKS):
-                if self.places == self._at:
-                    self.came = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
-                    handler = signal.getsignal(signal.SIGINT)
-                    assert callable(handler)
-                    self.places += 1
-                    handler(signal.SIGINT, frame)
-                else:
-                    self.places += 1
-        return self._trace
-
-
-def places(call: Callable[[], object]) -> Iterator[CtrlC]:
-    """One Ctrl-C for each place of a call, which is made once before."""
-    counting = CtrlC(-1)
-    counting(call)
-    assert counting.places > 10
-    return (CtrlC(at) for at in range(counting.places))
 
 
 def handlers() -> list[Any]:
@@ -109,7 +53,7 @@ def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> No
         train()  # registers it
         worker: Worker = session._engine._session._worker  # type: ignore[attr-defined]
         set_before, counted_before = handlers(), 2
-        for ctrl_c in places(train):
+        for ctrl_c in interruptions(signal.SIGINT, train, RUNTIME):
             with contextlib.suppress(KeyboardInterrupt):
                 ctrl_c(train)
             assert handlers() == set_before, ctrl_c.came
@@ -135,7 +79,7 @@ def test_ctrl_c_at_any_place_leaves_a_queue_to_others(kind: str, adds: bool) -> 
         for fetch in (put, put, put, put, take, size):
             run(fetch)
         call = functools.partial(run, put if adds else take)
-        for ctrl_c in places(call):
+        for ctrl_c in interruptions(signal.SIGINT, call, RUNTIME):
             for fetch in [take] * (run(size) - 3) + [put] * (3 - run(size)):
                 run(fetch)
             with contextlib.suppress(KeyboardInterrupt):
@@ -153,7 +97,7 @@ def test_ctrl_c_at_any_place_of_a_snapshot_leaves_the_variables_to_others() -> N
     store.replace(values)
     slots = [store.slot(*key) for key in keys]
     for call in (store.snapshot, lambda: store.replace(values), lambda: store.drop_lost(slots, "lost")):
-        for ctrl_c in places(call):
+        for ctrl_c in interruptions(signal.SIGINT, call, RUNTIME):
             with contextlib.suppress(KeyboardInterrupt):
                 ctrl_c(call)
             assert not any(slot.lock.locked() or slot.readers for slot in slots), ctrl_c.came
