@@ -88,6 +88,10 @@ class Slurm:
         """Ends all jobs, waits until nothing of them is left on the hosts, and has every host take jobs again."""
         self.run("scancel", "--user=root")
         until(lambda: not self.run("squeue", "--noheader") and not self.processes("slurmstepd"), "all jobs are gone")
+        self.resume()
+
+    def resume(self) -> None:
+        """Has every host take jobs again, also one that Slurm took for gone because this machine was too busy."""
         for host in ("n1", "n2"):
             self.run("scontrol", "update", f"NodeName={host}", "State=RESUME", check=False)  # one that does is an error
 
@@ -169,7 +173,8 @@ class Job:
         try:
             return until(look, pattern)
         except AssertionError:
-            raise AssertionError(f"no line with {pattern!r}; {self.fields()}\n{self.output[-6000:]}") from None
+            hosts = self.slurm.run("scontrol", "show", "nodes", "--oneliner")
+            raise AssertionError(f"no line with {pattern!r}; {self.fields()}\n{hosts}\n{self.output[-6000:]}") from None
 
     def fields(self) -> dict[str, str]:
         """What ``scontrol show job`` says, of the first group of a heterogeneous job."""

@@ -112,12 +112,15 @@ def test_a_host_that_is_gone_for_good_ends_the_job_which_goes_on_when_there_are_
     assert job.host("worker/1") == "n2"
     slurm.cut_power("n2")
     job.expect(r"^worker/0 .* step \d")  # until Slurm has noticed (SlurmdTimeout)
+    job.expect("Node failure on n2")
+    slurm.notice_within(300)  # the other host of a busy machine may be silent for 20 s
     job.wait("PENDING")
     assert job.fields()["Restarts"] == "1"
     until(lambda: not slurm.processes("models.mnist.trainer"), "every task is gone")
     saved = int(pathlib.Path(harness.latest_checkpoint(job.directory / "model.ckpt") or "").name)
     further.write_text(f"--train_steps={saved + 300}\n")
     slurm.power("n2")
+    slurm.resume()
     slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     job.expect(f"job {job.number} was requeued, this is restart 1")
     assert int(job.expect(r"training goes on from step (\d+)")[1]) == saved
