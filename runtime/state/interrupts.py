@@ -35,8 +35,8 @@ def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     Python runs a signal's handler between any two bytecodes of the main thread, so what Ctrl-C raises, or SIGTERM where
     the program has a handler that raises (``harness.preemptible``), may come right after a lock was taken or a call has
-    had its effect, before that is noted. In other threads there is nothing to hold back. Signals do not end a wait
-    within such a call, so it must be for moments.
+    had its effect, before that is noted. In other threads there is nothing to hold back. A signal does not end a wait
+    within such a call, so each wait there needs a limit: that at the write gate has ``Limits.pause_secs``.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""A signal that comes between the end of training and the last save costs no step, wherever it comes."""
+"""A signal that comes in the part of a task's end that makes the last save costs no step."""
 
 import pathlib
 import signal
