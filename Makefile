@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-unit test-rest test-nightly test-all test-lowest test-kubeflow test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-kubeflow test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -76,6 +76,11 @@ test test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
 test test-unit: export XLA_FLAGS = --xla_cpu_use_fusion_emitters=false
 test: $(STAMP) ## Run the tests but the longest, in six minutes or so on two cores; one file: make test TESTS=tests/harness/launch/test_launch.py
 	$(PYTEST) -m "not (chaos or nightly)" $(TESTS)
+
+# What fails beside them fails on a busy machine: a defect of the test or of the product.
+test-busy: $(STAMP) ## Run make test beside two busy loops, one for each of the usual two cores; TESTS as for make test.
+	@for loop in 1 2; do (while :; do :; done) & loops="$$loops $$!"; done; trap "kill $$loops" EXIT; \
+		$(MAKE) --no-print-directory test
 
 test-unit: JOBS = 3
 test-unit: $(STAMP) ## Run the quick tests, which start no process, in about a minute.
