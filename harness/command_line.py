@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from harness import exit_codes
+from runtime.lowlevel import explain_flags
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +38,8 @@ class Parser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in known:
                 meant = difflib.get_close_matches(flag, known, 1)
-                self.error(f"there is no flag {flag}" + (f"; did you mean {meant[0]}?" if meant else ""))
+                unknown = f"there is no flag {flag}" + (f"; did you mean {meant[0]}?" if meant else "")
+                self.error(explain_flags([word]) or unknown)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -39,7 +39,6 @@ class ExitCode:
         tfjob: under Kubeflow's TFJob, whose ExitCode policy takes 130, 137, 138 and 143 for "start it again" and
             others for "fail the job".
         jobset: under JobSet, whose failure policy names codes.
-        skypilot: under SkyPilot: those of ``recover_on_exit_codes`` are 33 and 34.
         also: codes of others with this meaning.
         errors: the error types, by name, after which a process ends so; their subclasses too.
     """
@@ -50,49 +49,46 @@ class ExitCode:
     plain: int
     tfjob: int
     jobset: int
-    skypilot: int
     also: tuple[int, ...] = ()
     errors: tuple[str, ...] = ()
 
 
-SCHEMES = ("plain", "tfjob", "jobset", "skypilot")
+SCHEMES = ("plain", "tfjob", "jobset")
 
-DONE = ExitCode("done", "it has done its part", Retry.NEVER, 0, 0, 0, 0)
-FAILED = ExitCode("failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, 1, errors=("OpError",))
+DONE = ExitCode("done", "it has done its part", Retry.NEVER, 0, 0, 0)
+FAILED = ExitCode("failed", "an error that has no better name", Retry.COUNTED, 1, 1, 1, errors=("OpError",))
 CONFIGURATION = ExitCode(
     "configuration",
     "flags, environment or command are wrong, or the token is",
     Retry.NEVER,
-    *(2, 2, 42, 2),
+    *(2, 2, 42),
     also=(126, 127),  # of shells: a program that cannot be run, and none of that name
     errors=(
         *("InvalidArgumentError", "UnauthenticatedError", "PermissionDeniedError", "UnimplementedError"),
         "BdbQuit",  # breakpoint() without a terminal
     ),
 )
-DATA = ExitCode(
-    "data", "data or a checkpoint is missing or damaged", Retry.NEVER, 65, 2, 42, 65, errors=("DataLossError",)
-)
+DATA = ExitCode("data", "data or a checkpoint is missing or damaged", Retry.NEVER, 65, 2, 42, errors=("DataLossError",))
 LOST = ExitCode(
     "lost",
     "contact with the cluster, or the group of processes, is lost",
     Retry.COUNTED,
-    *(75, 138, 138, 34),
+    *(75, 138, 138),
     errors=("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError", "GroupLostError"),
 )
 BUG = ExitCode(
     "bug",
     "the program is wrong: a TypeError, NameError or the like before it has trained a step",
     Retry.NEVER,
-    *(70, 70, 42, 70),
+    *(70, 70, 42),
     errors=(
         *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "LookupError", "NameError"),
         *("NotImplementedError", "SyntaxError", "TypeError", "ValueError"),
     ),
 )
-INTERRUPTED = ExitCode("interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130, 130)
-KILLED = ExitCode("killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137, 137)
-PREEMPTED = ExitCode("preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143, 33)
+INTERRUPTED = ExitCode("interrupted", "Ctrl-C, or SIGINT from elsewhere", Retry.COUNTED, 130, 130, 130)
+KILLED = ExitCode("killed", "any other signal N has ended it: 128 + N", Retry.COUNTED, 137, 137, 137)
+PREEMPTED = ExitCode("preempted", "SIGTERM: it was asked to make room", Retry.UNCOUNTED, 143, 143, 143)
 
 TABLE = (DONE, FAILED, CONFIGURATION, BUG, DATA, LOST, INTERRUPTED, KILLED, PREEMPTED)
 
@@ -229,4 +225,13 @@ def parse_flags(argv: Iterable[str]) -> list[str]:
     except SystemExit:  # --help has been shown: absl would call that a failure
         sys.exit(DONE.plain)
     except flags.Error as error:
-        leave(CONFIGURATION, f"{' '.join(str(error).split())} (see --help)")
+        leave(CONFIGURATION, f"{explain_flag_error(error)} (see --help)")
+
+
+def explain_flag_error(error: flags.Error) -> str:
+    """Returns what is wrong with a command line, in one line: what to use instead of a flag or value that is gone."""
+    from runtime.lowlevel import explain_flags  # here, as a launcher does without JAX unless its command line is wrong
+
+    message = " ".join(str(error).split())
+    flag = f"--{error.flagname}" if isinstance(error, flags.UnrecognizedFlagError) else message.partition(":")[0]
+    return explain_flags([flag.removeprefix("flag ")]) or message

@@ -32,6 +32,7 @@ from runtime.graph.tracing import sizes_are_guesses
 from runtime.graph.variable import path_name
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
+from runtime.retired import check_environment, explain_flags
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
@@ -68,8 +69,10 @@ __all__ = [
     "agree",
     "bounded_update",
     "canonical_dtype",
+    "check_environment",
     "data_type_number",
     "dtype_name",
+    "explain_flags",
     "group_broadcast",
     "group_mean",
     "host_call",

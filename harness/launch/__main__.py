@@ -113,7 +113,7 @@ def _parse(argv: list[str]) -> list[str]:
         sys.exit(0)
     except flags.Error as error:
         hint = "" if "--" in argv else "; the command to run goes after --"
-        _refuse(f"{' '.join(str(error).split())}{hint}")
+        _refuse(f"{exit_codes.explain_flag_error(error)}{hint}")
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from harness import exit_codes
 from harness.manifests.render import ENGINES, render
 from harness.manifests.request import TRAINER, ClusterRequest
 
-USAGE_ERROR = 2
 _FOR = flags.DEFINE_enum("for", None, ENGINES, "The engine that is to start the cluster.", required=True)
 _PS = flags.DEFINE_integer("ps", 1, "Number of ps tasks.", lower_bound=1)
 _WORKERS = flags.DEFINE_integer("workers", 2, "Number of tasks that train, the chief among them.", lower_bound=1)
@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> int:
         print(render(_FOR.value, request), end="")
     except ValueError as error:
         print(f"manifests: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return exit_codes.CONFIGURATION.plain
     return 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=exit_codes.parse_flags)

@@ -17,7 +17,7 @@ _KUBERNETES: Mapping[str, Callable[[ClusterRequest], list[kubernetes.Object]]] =
     "tfjob": kubernetes.tfjob,
     "statefulset": kubernetes.statefulset,
 }
-ENGINES = (*_KUBERNETES, "slurm", "skypilot")
+ENGINES = (*_KUBERNETES, "slurm")
 
 
 def render(engine: str, request: ClusterRequest) -> str:
@@ -26,13 +26,10 @@ def render(engine: str, request: ClusterRequest) -> str:
     Raises:
         ValueError: the engine cannot start such a cluster; says why.
     """
-    if request.evaluators and engine in ("slurm", "skypilot"):
+    if request.evaluators and engine == "slurm":
         raise ValueError(f"--evaluators: with {engine} start one by hand, with --job_name=evaluator")
     if engine == "slurm":
         return scripts.slurm(request)
-    if engine == "skypilot":
-        before = "First: export BELLWETHER_TOKEN=$(openssl rand -hex 32); sky jobs launch --secret BELLWETHER_TOKEN"
-        return request.heading(engine, before) + _text(scripts.skypilot(request))
     notes = [line.format(name=request.name) for line in _TOKEN]
     return request.heading(engine, *notes) + "---\n".join(_text(made) for made in _KUBERNETES[engine](request))
 

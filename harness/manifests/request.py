@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.launch.policy import EVALUATOR, PS, WORKER
@@ -121,8 +121,3 @@ class ClusterRequest:
             *notes,
         ]
         return "".join(f"# {line}\n" for line in lines)
-
-
-def quoted(environment: Mapping[str, str]) -> list[str]:
-    """Lines of a shell that export an environment."""
-    return [f"export {name}='{value}'" for name, value in environment.items()]

@@ -1,13 +1,12 @@
-"""Launch files that are shell at heart: a batch script for Slurm, a task for SkyPilot."""
+"""Launch files that are shell at heart: a batch script for Slurm."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from typing import Any
 
 from harness.launch.policy import PS, WORKER
-from harness.manifests.request import PORT, SAVE_SECS, ClusterRequest, quoted
+from harness.manifests.request import SAVE_SECS, ClusterRequest
 
 
 def slurm(request: ClusterRequest) -> str:
@@ -64,42 +63,3 @@ def slurm(request: ClusterRequest) -> str:
             "",
         ]
     )
-
-
-def skypilot(request: ClusterRequest) -> dict[str, Any]:
-    """A task for a cluster of equal nodes: a ps or a worker on each, the ps on the first."""
-    memory = max(request.memory_mib(PS), request.memory_mib(WORKER))
-    cores = math.ceil(max(request.cores(PS), request.cores(WORKER)))
-    resources: dict[str, Any] = {"cpus": f"{cores}+", "memory": f"{math.ceil(memory / 1024)}+", "ports": [PORT]}
-    if request.gpus:
-        resources["accelerators"] = {"GPU": request.gpus}
-    resources["job_recovery"] = {"max_restarts_on_errors": 10, "recover_on_exit_codes": [33, 34]}
-    run = [
-        "set -eu",
-        f'hosts=$(sed "s/$/:{PORT}/" <<<"$SKYPILOT_NODE_IPS")',
-        f'ps_hosts=$(head -n {request.ps} <<<"$hosts" | paste -sd,)',
-        f'worker_hosts=$(tail -n +{request.ps + 1} <<<"$hosts" | paste -sd,)',
-        f"if ((SKYPILOT_NODE_RANK < {request.ps})); then",
-        "    job=ps index=$SKYPILOT_NODE_RANK",
-        *(f"    {line}" for line in quoted({k: v for k, v in request.environment(PS).items() if k not in _PATHS})),
-        "else",
-        f"    job=worker index=$((SKYPILOT_NODE_RANK - {request.ps}))",
-        "fi",
-        'printf %s "$BELLWETHER_TOKEN" >~/.bellwether-token && chmod 600 ~/.bellwether-token',
-        "export BELLWETHER_SECURITY=~/.bellwether-token PYTHONUNBUFFERED=1",
-        shlex.join(request.arguments("skypilot"))
-        + ' --ps_hosts="$ps_hosts" --worker_hosts="$worker_hosts" --job_name="$job" --task_index="$index"',
-    ]
-    return {
-        "name": request.name,
-        "num_nodes": request.ps + request.workers,
-        "resources": resources,
-        "secrets": {"BELLWETHER_TOKEN": None},
-        "file_mounts": {"/runs": {"name": f"{request.name}-runs", "mode": "MOUNT"}},
-        "workdir": ".",
-        "setup": "pip install -r requirements.lock && pip install --no-deps -e .\n",
-        "run": "\n".join(run) + "\n",
-    }
-
-
-_PATHS = ("BELLWETHER_SECURITY", "PYTHONUNBUFFERED")

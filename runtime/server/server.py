@@ -17,6 +17,7 @@ import grpc
 from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from runtime import retired
 from runtime.backup import takeover
 from runtime.backup.holder import BackupHolder, Header, packed_message, read_message
 from runtime.backup.image import capture
@@ -127,6 +128,7 @@ class Server:
         UnknownError: somebody else keeps the port; names it, and who has it.
     """
 
+    @retired.explains_arguments
     def __init__(
         self,
         cluster: Any,
@@ -151,6 +153,7 @@ class Server:
             job_name = job_name or cluster.job_name or None
             task_index = cluster.task_index if task_index is None else task_index
             cluster = cluster.cluster
+        retired.check_environment(os.environ)
         spec = ClusterSpec(cluster)
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)

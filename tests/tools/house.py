@@ -20,6 +20,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (
         ("proto",),
         ("errors", "timeouts", "sandbox"),
+        ("retired",),
         ("limits",),
         ("tensor_spec",),
         ("cluster", "expressions"),

@@ -309,35 +309,6 @@ def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.Monk
                 assert found.jobs.task_address(job, index) == f"{o['metadata']['name']}-{index}.{service}:2222"
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2, 9])
-def test_every_node_of_skypilot_finds_its_place(tmp_path: pathlib.Path, rank: int) -> None:
-    asked = ClusterRequest(2, 8, 1e6)
-    task = yaml.safe_load(render("skypilot", asked))
-    assert task["num_nodes"] == 10
-    stub = tmp_path / "python"
-    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$JAX_PLATFORMS"\ncat "$BELLWETHER_SECURITY"\n')
-    stub.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", task["run"]],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "HOME": str(tmp_path),
-            "SKYPILOT_NODE_RANK": str(rank),
-            "SKYPILOT_NODE_IPS": "\n".join(f"10.0.0.{n}" for n in range(10)),
-            "BELLWETHER_TOKEN": "0f" * 32,
-        },
-    )
-    *given, platform, token = done.stdout.splitlines()
-    assert "--ps_hosts=10.0.0.0:2222,10.0.0.1:2222" in given and token == "0f" * 32
-    assert f"--worker_hosts={','.join(f'10.0.0.{n}:2222' for n in range(2, 10))}" in given
-    job, index = ("ps", rank) if rank < 2 else ("worker", rank - 2)
-    assert f"--job_name={job}" in given and f"--task_index={index}" in given
-    assert platform == ("cpu" if job == "ps" else "")
-
-
 def test_a_batch_script_is_one_that_bash_reads() -> None:
     text = render("slurm", dataclasses.replace(REQUESTS["large"], evaluators=0))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)

@@ -1,0 +1,73 @@
+"""Names of earlier versions that are gone: flags, values, arguments and environment variables.
+
+A server looks its arguments and its environment up here, a command line what it could not parse. Both name what to use
+instead. A name is written as it was typed: ``--flag``, ``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Final, ParamSpec, TypeVar
+
+from runtime.errors import InvalidArgumentError
+
+REPLACEMENTS: Final[Mapping[str, str]] = {
+    "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
+    "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
+}
+"""Replacements by name: since which version the name is gone, and what to use instead."""
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def explain_name(name: str) -> str | None:
+    """Returns the line about a name, None for a name that is not gone."""
+    line = REPLACEMENTS.get(name)
+    return None if line is None else f"{name} is gone: {line}"
+
+
+def explain_flags(arguments: Iterable[str]) -> str | None:
+    """Returns the line about the first flag of a command line that is gone; the flags end at ``--``.
+
+    Example:
+        >>> explain_flags(["--ps=1", "--for", "skypilot"])[:27]
+        '--for=skypilot is gone: sin'
+    """
+    for word, following in pairwise([*arguments, ""]):
+        if word == "--":
+            break
+        flag, equals, value = word.lstrip("-").partition("=")
+        for name in (f"--{flag}", f"--{flag}={value if equals else following}"):
+            if word.startswith("-") and (line := explain_name(name)):
+                return line
+    return None
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Checks that an environment sets no variable that is gone.
+
+    Raises:
+        InvalidArgumentError: a variable is gone; names what to use instead.
+    """
+    for line in filter(None, map(explain_name, environ)):
+        raise InvalidArgumentError(line)
+
+
+def explains_arguments(init: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Returns a constructor that refuses arguments that are gone, where Python would call them unexpected.
+
+    Raises:
+        InvalidArgumentError: by the constructor: an argument is gone; names what to use instead.
+    """
+    owner = init.__qualname__.partition(".")[0]
+
+    @functools.wraps(init)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        for line in filter(None, (explain_name(f"{owner}({name}=)") for name in kwargs)):
+            raise InvalidArgumentError(line)
+        return init(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,104 @@
+"""Names that are gone: each row of the table ends what it was given to with one line that says what to use instead."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import runtime as rt
+from harness import exit_codes
+from harness.command_line import Parser
+from runtime import retired
+from runtime.retired import REPLACEMENTS, explain_flags
+
+pytestmark = pytest.mark.cluster
+
+FLAGS = [name for name in REPLACEMENTS if name.startswith("--")]
+VARIABLES = [name for name in REPLACEMENTS if name.startswith("BELLWETHER_")]
+ARGUMENTS = [name for name in REPLACEMENTS if name.endswith("=)")]
+PROGRAMS = {"--for": "harness.manifests.__main__"}
+"""Modules that had a flag, by the flag; the others were the trainer's."""
+SCRIPT = """
+import importlib, sys
+from harness import exit_codes
+importlib.import_module(sys.argv[1])
+for name in sys.argv[2:]:
+    try:
+        exit_codes.parse_flags(["program", name if "=" in name else name + "=1"])
+        print("taken")
+    except SystemExit as ended:
+        print(ended.code, file=sys.stderr)
+"""
+
+
+def test_every_row_is_a_surface_and_says_since_when() -> None:
+    assert set(FLAGS + VARIABLES + ARGUMENTS) == set(REPLACEMENTS)
+    for name, line in REPLACEMENTS.items():
+        assert line.startswith("since 0.") and "\n" not in line, name
+
+
+@pytest.mark.parametrize("program", ["models.mnist.trainer", *PROGRAMS.values()])
+def test_a_retired_flag_ends_the_program(program: str) -> None:
+    names = [name for name in FLAGS if PROGRAMS.get(name.partition("=")[0], "models.mnist.trainer") == program]
+    command = [sys.executable, "-c", SCRIPT, program, *names]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = told.stderr.splitlines()
+    assert told.stdout == "" and lines[1::2] == ["2"] * len(names)
+    for name, line in zip(names, lines[::2], strict=True):
+        assert f"{name} is gone: since 0." in line
+
+
+@pytest.mark.parametrize("program", ["harness.launch", "harness.manifests"])
+def test_a_retired_flag_ends_a_command(program: str) -> None:
+    flag = {"harness.launch": "--exit_codes", "harness.manifests": "--for"}[program]
+    command = [sys.executable, "-m", program, flag, "skypilot", "--", "true"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == exit_codes.CONFIGURATION.plain
+    assert f"{flag}=skypilot is gone: since 0.2" in told.stderr and told.stderr.count("\n") == 1
+
+
+def test_a_retired_flag_ends_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Parser("harness.some", "Some tool.").parse_args([FLAGS[0]])
+    assert ended.value.code == exit_codes.CONFIGURATION.plain
+    assert f"{FLAGS[0]} is gone: since 0." in capsys.readouterr().err
+
+
+def test_flags_end_at_two_dashes() -> None:
+    assert explain_flags(["--ps=1", "-for", "skypilot"]) == explain_flags(["--for=skypilot"])
+    assert explain_flags(["--ps=1", "--", "--for=skypilot"]) is None
+    assert explain_flags(["--for=jobset", "for=skypilot", "--form=skypilot"]) is None
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_retired_variable_ends_a_server(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(rt.InvalidArgumentError, match=f"^{name} is gone: since 0."):
+        rt.Server({"worker": ["localhost:0"]}, "worker", 0)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_retired_argument_is_refused(name: str) -> None:
+    owner, argument = name.removesuffix("=)").split("(")
+    cluster = [{"worker": ["localhost:0"]}, "worker", 0] if owner == "Server" else []
+    with pytest.raises(rt.InvalidArgumentError) as refused:
+        getattr(rt, owner)(*cluster, **{argument: None})
+    assert f"{name} is gone: since 0." in str(refused.value)
+
+
+def test_a_retired_variable_ends_a_launched_task_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = (VARIABLES or [""])[0]
+    if not name:
+        pytest.skip("no variable is gone")
+    trainer = [sys.executable, "-m", "models.mnist.trainer", "--logdir="]
+    command = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=1", "--", *trainer]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, name: "1"})
+    assert told.returncode == exit_codes.CONFIGURATION.plain
+    assert f"{name} is gone: since 0." in told.stdout + told.stderr
+
+
+def test_an_unknown_argument_is_still_pythons_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+        rt.Server({"worker": ["localhost:0"]}, nothing=1)  # type: ignore[call-arg]
+    assert retired.explain_name("--nothing") is None
