@@ -34,6 +34,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
     4. What changes the task, or leads it, is written down with its outcome.
 
     Args:
+        task: whose calls they are.
         own: what the task's own certificate says that it is; ANYBODY without one.
         certificates: whether clients show certificates.
         tokens: what asks for tokens, if anything does.
@@ -44,6 +45,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(
         self,
+        task: str,
         own: Identity,
         certificates: bool,
         tokens: TokenCheck | None,
@@ -51,6 +53,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         audit: AuditLog,
         refusals: Refusals,
     ) -> None:
+        self._task = task
         self._own = own
         self._certificates = certificates
         self._tokens = tokens
@@ -100,7 +103,9 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             roles.check(order, who)
             sender = method.sender(request)
             if who.task and sender is not None:
-                roles.check_is_task(who, sender, "")
+                roles.check_is_task(who, sender or self._task, "")
+            if order in ("register", "quorum"):
+                roles.check_registers(self._own, who)
         except PermissionDeniedError as error:
             self._refusals.deny(rpc.host_of(context.peer()), rpc.names(context), order, error.message)
             rpc.abort(context, error)

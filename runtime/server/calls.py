@@ -12,6 +12,8 @@ from runtime.transport import roles
 
 CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
 """Kernels by which a chief decides on a step: to register a stage with one is an order of its own."""
+THIS_TASK: Final = ""
+"""The sender of an order that a master forwards: the master sends it in the name of its own task."""
 OF_THE_SENDER: Final = frozenset(("claim", "load", "open", "finish", "join", "rest", "done"))
 """Orders to a run record that speak for the task that sends them."""
 AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
@@ -37,7 +39,7 @@ class Method(NamedTuple):
         order: what the call is in ``roles.MAY``.
         pool: in which it takes a place.
         entry: what the audit log says of it.
-        sender: the task that it says it is from, where it speaks for that; else None.
+        sender: the task that the call speaks for, THIS_TASK where its own master does; None for a call of no task.
     """
 
     order: Callable[[Any], str]
@@ -83,6 +85,10 @@ def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
     return order.sender if order.WhichOneof("order") in OF_THE_SENDER else None
 
 
+def _forwarded_sender(request: services_pb2.ForwardRunOrderRequest) -> str | None:
+    return None if _run_sender(request.order) is None else THIS_TASK
+
+
 def _known(order: str) -> str:
     return order if order in roles.MAY else "unknown"
 
@@ -125,7 +131,9 @@ METHODS: Final[Mapping[str, Method]] = {
         lambda r: _checkpoint(r.order), _waits, lambda r: _checkpoint_entry(r.order)
     ),
     "/bellwether.MasterService/ForwardBytes": Method(_always("checkpoint.bytes"), _waits),
-    "/bellwether.MasterService/ForwardRunOrder": Method(lambda r: _run(r.order), _waits, lambda r: _run_entry(r.order)),
+    "/bellwether.MasterService/ForwardRunOrder": Method(
+        lambda r: _run(r.order), _waits, lambda r: _run_entry(r.order), _forwarded_sender
+    ),
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
     "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", " ".join(r.containers))),
 }

@@ -219,7 +219,9 @@ class Server:
             interceptors=[
                 *([] if check is None else [check]),
                 rpc.VersionCheck(str(self.task)),
-                CallControl(self._own, self.certificates is not None, check, self._pools, self._audit, refusals),
+                CallControl(
+                    str(self.task), self._own, self.certificates is not None, check, self._pools, self._audit, refusals
+                ),
             ],
             options=rpc.server_options(limits),
         )

@@ -184,6 +184,20 @@ def check_run(own: Identity, who: Identity) -> None:
         raise PermissionDeniedError(f"this task is of the run {own.run!r}, and the client's certificate of {who.run!r}")
 
 
+def check_registers(own: Identity, who: Identity) -> None:
+    """Checks that a client may register stages on a task: on a worker only that worker and the chief may.
+
+    Args:
+        own: identity of the task.
+        who: identity of the client.
+
+    Raises:
+        PermissionDeniedError: The client is another worker.
+    """
+    if own.role in _TRAIN and who.role is ClientRole.WORKER and who.task not in ("", own.task):
+        raise PermissionDeniedError(f"stages of {own.task or 'a worker'} are for itself and the chief, not {who.task}")
+
+
 def check_serves(who: Identity, task: str) -> None:
     """Sees that a server with a certificate may be a task: a server looks at its own, and a client at the server's.
 

@@ -330,6 +330,34 @@ def test_an_order_to_the_run_record_speaks_for_its_own_task(cluster: Cluster, na
         assert _answer(stubs, "Run", order)[0] == "ABORTED"  # it is let through, and means another process
 
 
+@pytest.mark.parametrize("name", ["join", "rest", "done", "claim", "load", "open", "finish"])
+def test_no_master_speaks_for_another(cluster: Cluster, name: str) -> None:
+    """A worker that had the chief's master send `done` for the chief ended the run of all."""
+    order = run_record_pb2.RunOrder(incarnation=ELSE, **{name: {}})
+    request = pb.ForwardRunOrderRequest(session=5, order=order, answer_secs=1.0)
+    may_lead = ClientRole.WORKER in roles.MAY[f"run.{name}"]
+    with cluster.stubs(cluster.security("worker" if may_lead else "chief", "worker/1"), WORKER) as stubs:
+        code, text = _answer(stubs, "ForwardRunOrder", request)
+    assert code == "PERMISSION_DENIED" and "is that of /job:worker/task:1, and the order speaks for" in text
+    with cluster.stubs(cluster.security("chief", "worker/0"), WORKER) as stubs:
+        assert _answer(stubs, "ForwardRunOrder", request)[0] != "PERMISSION_DENIED"
+
+
+def test_a_worker_registers_no_stages_on_another(cluster: Cluster) -> None:
+    """A worker ended the chief by a program that the chief's process compiled."""
+    requests = ("Register", pb.RegisterRequest(incarnation=ELSE)), ("RegisterPlan", pb.RegisterPlanRequest(session=5))
+    for role, task, to, may in (
+        ("worker", "worker/1", WORKER, False),
+        ("worker", "worker/1", PS, True),
+        ("worker", "worker/0", WORKER, True),
+        ("chief", "worker/1", WORKER, True),
+    ):
+        with cluster.stubs(cluster.security(role, task), to) as stubs:
+            for method, request in requests:
+                code, text = _answer(stubs, method, request)
+                assert (code != "PERMISSION_DENIED") is may, (role, task, to, text)
+
+
 @pytest.fixture
 def holder(cluster: Cluster) -> Iterator[rt.Server]:
     """The task that holds backups of others; empty."""
