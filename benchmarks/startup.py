@@ -28,7 +28,6 @@ from absl import app, flags
 
 from benchmarks.common import ROOT
 from benchmarks.startup_task import DIRECTORY_VARIABLE, FIRST_STEP
-from harness.training.compilation_cache import DIRECTORY as COMPILATIONS
 
 RESULTS = ROOT / "benchmarks" / "results" / "startup.json"
 MODES = ("cold", "warm", "restart")
@@ -83,7 +82,7 @@ class Start:
     compiled: Mapping[str, int]
 
 
-def start(workers: int, mode: str, logdir: str) -> Start:
+def start(workers: int, mode: str, logdir: str, cache: str) -> Start:
     """Launches 1 ps and some workers for two steps each.
 
     Raises:
@@ -92,7 +91,7 @@ def start(workers: int, mode: str, logdir: str) -> Start:
     with tempfile.TemporaryDirectory() as told:
         command = [sys.executable, "-m", "harness.launch", "--ps=1", f"--workers={workers}", "--max_restarts=0", "--"]
         command += [sys.executable, "-m", "benchmarks.startup_task", f"--train_steps={STEPS}", f"--logdir={logdir}"]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", DIRECTORY_VARIABLE: told}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache, DIRECTORY_VARIABLE: told}
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _until_all_train(command, environment, workers)
         found = {path.stem: json.loads(path.read_text()) for path in Path(told).iterdir()}
@@ -148,13 +147,12 @@ def launches(workers: int, runs: int) -> list[Start]:
     found: dict[str, list[Start]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as top:
         for run in range(runs):
-            cold, warm = os.path.join(top, f"{run}-cold"), os.path.join(top, f"{run}-warm")
-            found["cold"].append(start(workers, "cold", cold))
-            shutil.copytree(os.path.join(cold, COMPILATIONS), os.path.join(warm, COMPILATIONS))
-            found["warm"].append(start(workers, "warm", warm))
-            found["restart"].append(start(workers, "restart", cold))
-            shutil.rmtree(cold)
-            shutil.rmtree(warm)
+            cold, warm, cache = (os.path.join(top, f"{run}-{name}") for name in ("cold", "warm", "cache"))
+            found["cold"].append(start(workers, "cold", cold, cache))
+            found["warm"].append(start(workers, "warm", warm, cache))
+            found["restart"].append(start(workers, "restart", cold, cache))
+            for directory in (cold, warm, cache):
+                shutil.rmtree(directory)
     return [sorted(of_mode, key=lambda s: s.total_ms)[len(of_mode) // 2] for of_mode in found.values()]
 
 

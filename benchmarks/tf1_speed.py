@@ -7,6 +7,7 @@ the first training step of an LSTM whose program calls its cell 20 times, with a
 and with that of the process before; a step with 14 histograms of 0.6 million values together.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import runtime as rt
 
 _TURNS = flags.DEFINE_integer("turns", 40, "Turns of each of the two programs.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps in a turn.", lower_bound=1)
-_LSTM = flags.DEFINE_string("lstm", "", "Only one first step of the LSTM; compilations are kept in this directory.")
+_LSTM = flags.DEFINE_bool("lstm", False, "Only one first step of the LSTM.")
 
 UNITS, BATCH, TIME = 128, 20, 20
 HISTOGRAM_VALUES = [784 * 500, 500, 100 * 500, 100 * 500, 100 * 500, 500 * 10, 10] + [100 * 70] * 7
@@ -68,9 +69,9 @@ def paired(count: int, turns: int, steps: int) -> tuple[float, float, float]:
     return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
 
 
-def first_lstm_step(directory: str) -> float:
+def first_lstm_step() -> float:
     """Seconds from the first line of the model to the end of the first training step."""
-    harness.keep_compilations(directory)
+    harness.keep_compilations()
     start = time.perf_counter()
     with tf.Graph().as_default():
         x, y = tf.placeholder(tf.float32, [BATCH, TIME, UNITS]), tf.placeholder(tf.int32, [BATCH])
@@ -113,15 +114,16 @@ def histograms(steps: int) -> float:
 def main(argv: list[str]) -> None:
     """Prints the lines."""
     if _LSTM.value:
-        print(f"{first_lstm_step(_LSTM.value):.2f}")
+        print(f"{first_lstm_step():.2f}")
         return
     for count in (10, 1000):
         ours, native, ratio = paired(count, _TURNS.value, _STEPS.value)
         print(f"{count} operations: tf1 {ours:.0f} us, native {native:.0f} us, ratio {ratio:.3f}", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         for start in ("nothing kept", "compilations kept"):
-            command = [sys.executable, "-m", "benchmarks.tf1_speed", f"--lstm={directory}"]
-            took = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            command = [sys.executable, "-m", "benchmarks.tf1_speed", "--lstm"]
+            environment = {**os.environ, "XDG_CACHE_HOME": directory}
+            took = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
             print(f"unrolled LSTM of {TIME} steps, {start}: first training step after {took} s", flush=True)
     print(f"14 histograms of {sum(HISTOGRAM_VALUES)} values: {histograms(30):.1f} ms a step")
 

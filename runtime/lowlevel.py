@@ -36,8 +36,8 @@ from runtime.retired import check_environment, explain_flags
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
-from runtime.task.overruns import STATE_VARIABLE, state_directory
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
+from runtime.transport.token_files import check_only_ours, make_private_directory
 from runtime.transport.versions import version
 
 __all__ = [
@@ -57,7 +57,6 @@ __all__ = [
     "GroupLostError",
     "MissingFeedError",
     "Quorum",
-    "STATE_VARIABLE",
     "RunRecordView",
     "RunRecords",
     "Snapshot",
@@ -70,6 +69,7 @@ __all__ = [
     "bounded_update",
     "canonical_dtype",
     "check_environment",
+    "check_only_ours",
     "data_type_number",
     "dtype_name",
     "explain_flags",
@@ -77,6 +77,7 @@ __all__ = [
     "group_mean",
     "host_call",
     "in_thread",
+    "make_private_directory",
     "metrics",
     "one_line",
     "path_name",
@@ -84,7 +85,6 @@ __all__ = [
     "python_call",
     "register_state",
     "sizes_are_guesses",
-    "state_directory",
     "storage",
     "subgraph",
     "without_derivative",

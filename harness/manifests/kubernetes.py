@@ -221,9 +221,9 @@ def _from_pod(variable: str, path: str) -> Object:
 def _pod(request: ClusterRequest, job: str, command: list[str], container: str, port: str = "grpc") -> Object:
     """The template of a task's pod."""
     env: list[Object] = [{"name": name, "value": value} for name, value in request.environment(job).items()]
-    # The key of the compiled programs in the run directories: a pod that is made anew takes them, and the home of the
+    # Compiled programs lie on the volume: a pod that is made anew takes them, and the home of the
     # user is lost with the pod, or cannot be written.
-    env.append({"name": "XDG_STATE_HOME", "value": f"{RUNS}/.state"})
+    env.append({"name": "XDG_CACHE_HOME", "value": f"{RUNS}/.cache"})
     # Its own name may not resolve yet when a pod starts.
     env.append(_from_pod("BELLWETHER_BIND", "status.podIP"))
     memory = f"{request.memory_mib(job)}Mi"

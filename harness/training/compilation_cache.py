@@ -1,4 +1,4 @@
-"""Compiled programs kept in the log directory, so that a task that starts again compiles nothing."""
+"""Compiled programs kept in the user's cache directory, so that a task that starts again compiles nothing."""
 
 from __future__ import annotations
 
@@ -6,71 +6,77 @@ import hashlib
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 
 import jax
 from absl import logging
 
 import runtime as rt
-from harness.training.sealed_files import SCHEME, key_name, others_can_write
+from runtime.lowlevel import check_only_ours, make_private_directory
 
-DIRECTORY = "compilations"
 _CACHE = "jax_compilation_cache_dir"
 _CPUINFO = "/proc/cpuinfo"
 
 
-def keep_compilations(logdir: str) -> str | None:
-    """Has JAX keep what it compiles in this process below ``logdir``, and take from there what was compiled before.
+def keep_compilations(logdir: str = "") -> str | None:
+    """Keeps what JAX compiles in this process, and takes from there what was compiled before.
 
-    Call it before anything is compiled, in every task, ps too. What is kept is machine code. So it is kept only where
-    nobody but this user can write, and each file is sealed with a key of the user's, which is drawn when there is none
-    (``~/.local/state/bellwether/compilations.key``, or below ``XDG_STATE_HOME``). What has no such seal is compiled
-    again. Where JAX has a compilation cache already (the environment variable JAX_COMPILATION_CACHE_DIR), that one
-    stays, with files that have no seal; where others can write to it, nothing is kept.
+    Call it before anything is compiled, in every task, ps too. The programs lie in ``$XDG_CACHE_HOME/bellwether``, or
+    ``~/.cache/bellwether``, as files of JAX's own persistent cache. They are machine code, so the directory is one that
+    only this user can enter. Tasks on different kinds of machines do not share programs. Where JAX has a cache already
+    (the environment variable JAX_COMPILATION_CACHE_DIR), that cache stays, unless others can write to it.
 
     Args:
-        logdir: of the run, on a disk of this host or a shared one. Tasks on different kinds of machines do not meet,
-            nor do those of different keys.
+        logdir: Not used since 0.2. A warning says so.
 
     Returns:
         The directory of the cache; None when nothing is kept, which a warning explains.
+
+    Example:
+        >>> import harness
+        >>> directory = harness.keep_compilations()
     """
+    if logdir:
+        logging.warning("keep_compilations(logdir) is gone: since 0.2 it keeps programs in your cache directory")
     present: str | None = getattr(jax.config, _CACHE)
-    if present:
-        if "://" in present or (problem := _shared(present)) is None:
-            logging.debug("compiled programs are kept in %s, as JAX was told before", present)
-            return present
-        jax.config.update(_CACHE, None)
-        logging.warning("compiled programs are not kept in %s, which JAX was told to use: %s", present, problem)
-        return None
     try:
-        path = os.path.realpath(os.path.join(logdir, DIRECTORY, f"{_kind_of_machine()}-{key_name()}"))
-        problem = _shared(path)
-    except rt.PermissionDeniedError as error:
-        problem = error.message
-    if problem is not None:
-        logging.warning("compiled programs are not kept: %s", problem)
+        if present:
+            if "://" not in present:
+                os.makedirs(present, mode=0o700, exist_ok=True)
+                check_only_ours(Path(present))
+            return present
+        path = _own_directory()
+        make_private_directory(path)
+    except (OSError, rt.PermissionDeniedError) as error:
+        jax.config.update(_CACHE, None)
+        logging.warning("compiled programs are not kept: %s", error)
         return None
-    jax.config.update(_CACHE, f"{SCHEME}{path}")
+    kept = path / _machine_kind()
+    kept.mkdir(mode=0o700, exist_ok=True)
+    jax.config.update(_CACHE, str(kept))
     # Programs of a step are small and quick to compile, but there are dozens of them.
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    # XLA's own caches would put the path of the directory into the names of the entries: a log directory may be moved.
+    # XLA's own caches would put the path of the directory into the names of the entries: a home may be moved.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-    return path
+    return str(kept)
 
 
-def _shared(directory: str) -> str | None:
-    """Why a directory, which is made if it is not there, is no place for machine code; None when it is one."""
-    try:
-        for part in (os.path.dirname(directory), directory):
-            os.makedirs(part, mode=0o700, exist_ok=True)
-        return others_can_write(os.path.realpath(directory))
-    except OSError as error:
-        return str(error)
+def _own_directory() -> Path:
+    """Returns the directory of this user's programs.
+
+    Raises:
+        PermissionDeniedError: The user has no home, as in a container whose user has no account.
+    """
+    parent = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.path.expanduser("~/.cache")
+    if not parent.startswith("/") and home.startswith("~"):
+        raise rt.PermissionDeniedError("this user has no home: set XDG_CACHE_HOME to a directory of this user's")
+    return Path(os.path.realpath(parent if parent.startswith("/") else home), "bellwether")
 
 
-def _kind_of_machine() -> str:
-    """The same for two machines that can run each other's code: one CPU may lack instructions of another."""
+def _machine_kind() -> str:
+    """Returns a name of this machine's kind; a machine of another kind may lack instructions."""
     kind = [platform.machine(), jax.__version__, metadata.version("jaxlib")]
     try:
         with open(_CPUINFO, encoding="utf-8") as lines:

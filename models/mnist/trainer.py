@@ -76,7 +76,7 @@ def collective(config: Config) -> None:
 def between_graph(config: Config) -> None:
     """Serves as a ps, or trains as a worker, until training is over."""
     if config.logdir:
-        harness.keep_compilations(config.logdir)
+        harness.keep_compilations()
     if config.job_name == "ps":
         jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
     try:

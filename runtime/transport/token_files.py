@@ -9,8 +9,11 @@ import contextlib
 import errno
 import fcntl
 import functools
+import grp
 import hashlib
+import io
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -90,10 +93,10 @@ def read_left(name: str) -> Token | None:
     """The token that a server of this user has left under a name; None when none that lives has."""
     for directory in _places():
         try:
-            _check_directory(directory)
-            with _opened(directory / name) as fd:
-                if not _is_abandoned(fd):
-                    return Token(_read(fd, str(directory / name)), str(directory / name))
+            _check_private(directory)
+            with _open_file(directory / name) as file:
+                if not _is_abandoned(file.fileno()):
+                    return Token(_read(file, str(directory / name)), str(directory / name))
         except (OSError, PermissionDeniedError):
             continue
     return None
@@ -106,15 +109,17 @@ def read(path: str) -> Token:
         UnauthenticatedError: it cannot be read, others can read it, or it holds no token; says what to do.
     """
     try:
-        with _opened(Path(path)) as fd:
-            about, me = os.fstat(fd), os.geteuid()
+        with _open_file(Path(path)) as file:
+            about, me = os.fstat(file.fileno()), os.geteuid()
             if not stat.S_ISREG(about.st_mode):
                 raise UnauthenticatedError(f"{path} is no file with a token")
             if about.st_uid not in (me, 0) and me != 0:
                 raise UnauthenticatedError(f"{path} belongs to another user: make a copy of the token that is yours")
             if others_read(about):
                 raise UnauthenticatedError(f"others can read the token in {path}: chmod 600 it, and draw another one")
-            return Token(_read(fd, path), path)
+            return Token(_read(file, path), path)
+    except IsADirectoryError:
+        raise UnauthenticatedError(f"{path} is no file with a token") from None
     except FileNotFoundError:
         raise UnauthenticatedError(
             f"there is no {path}: give a directory with certificates, or a file with a token (a task that is started "
@@ -156,9 +161,7 @@ def _make_directory() -> Path:
     problem = ""
     for directory in _places():
         try:
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir(mode=0o700)
-            _check_directory(directory)
+            make_private_directory(directory)
             if os.access(directory, os.W_OK | os.X_OK):
                 return directory
             raise OSError(errno.EACCES, "it cannot be written")
@@ -168,41 +171,81 @@ def _make_directory() -> Path:
             problem = problem or error.message
     raise PermissionDeniedError(
         f"no place for a token ({problem}): set {_RUNTIME_DIRECTORY} to a directory of yours that nobody else can "
-        "write, for all processes of the cluster and their clients"
+        "write, such as one that `mkdir -m 700` makes in your home, for all processes of the cluster and their clients"
     )
 
 
-def _check_directory(directory: Path) -> None:
-    """Raises PermissionDeniedError unless nobody else can have put a file into a directory, or another in its place."""
-    about, parent = directory.lstat(), directory.parent.stat()
+def make_private_directory(directory: Path) -> None:
+    """Makes a directory that only its user can enter, unless it is there.
+
+    Raises:
+        PermissionDeniedError: Others can enter the directory, or can put another one in its place.
+        OSError: The directory cannot be made.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(directory)
+
+
+def _check_private(directory: Path) -> None:
+    about = directory.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         raise PermissionDeniedError(f"{directory} is no directory of this user")
     if about.st_mode & 0o077:
         raise PermissionDeniedError(f"others can enter {directory}: chmod 700 it")
-    shared = parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX
-    if parent.st_uid not in (0, os.geteuid()) or shared:
-        raise PermissionDeniedError(f"others can replace {directory}")
+    check_only_ours(directory)
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def check_only_ours(path: Path) -> None:
+    """Checks that only this user and root can change a file or directory, or put another in its place.
+
+    A user's private group, which many systems give each user, counts as the user.
+
+    Raises:
+        PermissionDeniedError: Others can write the path or a directory above; says which and what to do.
+        OSError: The path is not there.
+    """
+    whole = Path(os.path.realpath(path))
+    for part in (whole, *whole.parents):
+        about = part.lstat()
+        if about.st_uid not in (0, os.geteuid()):
+            raise PermissionDeniedError(f"{part} belongs to another user")
+        others = about.st_mode & (0o002 if _is_private(about.st_gid) else 0o022)
+        # In a directory with the sticky bit, as /tmp, others cannot replace what is there.
+        if others and not (part != whole and about.st_mode & stat.S_ISVTX) and not _is_read_only(part):
+            mode = stat.S_IMODE(about.st_mode)
+            raise PermissionDeniedError(f"others can write {part} (mode {mode:04o}): chmod go-w it")
+
+
+def _is_read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _is_private(group: int) -> bool:
     try:
-        yield fd
-    finally:
-        os.close(fd)
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+
+
+def _open_file(path: Path) -> io.FileIO:
+    # The object has the descriptor before Python runs another instruction, at which Ctrl-C could come between.
+    return io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Keeps other processes from making and removing files meanwhile."""
-    with _opened(directory) as fd:
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(fd)
 
 
-def _read(fd: int, path: str) -> bytes:
-    found = _TOKEN.fullmatch(os.read(fd, _LONGEST_FILE))
+def _read(file: io.FileIO, path: str) -> bytes:
+    found = _TOKEN.fullmatch(file.read(_LONGEST_FILE))
     if found is None:
         raise UnauthenticatedError(
             f"{path} holds no token: 64 hexadecimal digits, as `openssl rand -hex 32` makes them"
@@ -220,8 +263,8 @@ def _is_abandoned(fd: int) -> bool:
 
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"*{_OURS}*"):
-        with contextlib.suppress(OSError), _opened(path) as fd:  # gone with the system's own cleaning
-            if _is_abandoned(fd):
+        with contextlib.suppress(OSError), _open_file(path) as file:  # gone with the system's own cleaning
+            if _is_abandoned(file.fileno()):
                 path.unlink()
 
 

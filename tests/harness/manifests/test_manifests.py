@@ -282,11 +282,11 @@ def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(clean: pytest
 
 
 @pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
-def test_the_key_of_compiled_programs_outlives_a_pod(engine: str) -> None:
-    """It lies on the volume, as the programs do: with another key they would be compiled again."""
+def test_compiled_programs_outlive_a_pod(engine: str) -> None:
+    """Compiled programs lie on the volume of the runs."""
     text = render(engine, REQUESTS["small"])
-    found = re.findall(r"- name: XDG_STATE_HOME\n +value: (\S+)", text)
-    assert found == ["/runs/.state"] * text.count("  image: ")
+    found = re.findall(r"- name: XDG_CACHE_HOME\n +value: (\S+)", text)
+    assert found == ["/runs/.cache"] * text.count("  image: ")
 
 
 def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.MonkeyPatch) -> None:

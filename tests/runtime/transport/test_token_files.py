@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -11,6 +12,7 @@ import pytest
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
 from runtime.transport import token_files
 from runtime.transport.token_files import TokenFile, read, read_left
+from tests.kit.interruptions import interruptions
 from tests.kit.processes import Task
 
 TOKEN = "0f" * 32
@@ -151,3 +153,33 @@ def test_a_directory_or_a_pipe_holds_no_token(tmp_path: pathlib.Path) -> None:
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(UnauthenticatedError, match="is no file with a token"):
             read(str(path))
+
+
+def test_ctrl_c_leaks_no_descriptor(place: pathlib.Path) -> None:
+    """Looking for a token at each place of an interruption leaves no file open."""
+    token = TokenFile("one@")
+    before = len(os.listdir("/proc/self/fd"))
+    for interruption in interruptions(signal.SIGINT, lambda: read_left("one@"), token_files.__file__):
+        with contextlib.suppress(KeyboardInterrupt):
+            interruption(lambda: read_left("one@"))
+        assert interruption.came and len(os.listdir("/proc/self/fd")) == before, interruption.came
+    token.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make directories of another user")
+def test_a_squatted_directory_has_a_way_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user who makes the directory first keeps nobody from starting who does what the message says."""
+    squatted = tmp_path / f"bellwether-{os.geteuid()}"
+    squatted.mkdir(mode=0o700)
+    os.chown(squatted, 65534, 65534)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(token_files, "_places", lambda: [squatted])
+    with pytest.raises(PermissionDeniedError, match="no directory of this user.*set XDG_RUNTIME_DIR.*mkdir -m 700"):
+        TokenFile("one@")
+    monkeypatch.undo()
+    own = tmp_path / "run"
+    own.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    token = TokenFile("one@")
+    assert token.path.startswith(str(own))
+    token.close()
