@@ -6,18 +6,20 @@ understood wherever a checkpoint is named. Nothing holds an absolute path, so a 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from absl import logging
 from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
-from runtime import DataLossError, PermissionDeniedError, UnavailableError
+from runtime import DataLossError, InvalidArgumentError, NotFoundError, OpError, PermissionDeniedError, UnavailableError
 from runtime.lowlevel import storage
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
@@ -32,6 +34,12 @@ REPLACED = "replaced"
 POLL_SECS = 1.0
 """How often a directory is looked at for a new checkpoint."""
 LOG_EVERY_SECS = 10.0
+RUN_FILE = "chief.lock"
+"""The record of the run in its log directory. The chief writes the record and holds the lock of the file."""
+FIRST_SERIES = "model.ckpt"
+"""Name of the run's series where no record tells another."""
+UNUSABLE = (DataLossError, NotFoundError, InvalidArgumentError, FileNotFoundError)
+"""Errors of one checkpoint that is damaged, gone or of another model; an older one may do."""
 
 
 @dataclass(frozen=True)
@@ -214,23 +222,83 @@ def is_ours(path: str) -> bool:
     return False
 
 
+def read_record(directory: str) -> dict[str, Any]:
+    """Returns the record of the run in a log directory; empty where there is none that can be read."""
+    try:
+        record, _ = json.JSONDecoder().raw_decode(text_of(epath.Path(directory) / RUN_FILE))
+    except (OSError, ValueError, RecursionError, OpError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def series_in(logdir: str) -> list[str]:
+    """Returns the series in which the checkpoints of a log directory are looked for.
+
+    What the run itself saves comes first: the series that its record names. Series of others, such as that of a Saver
+    of the user's own, count only where the run's series has no checkpoint.
+
+    Raises:
+        UnavailableError, PermissionDeniedError: as ``children``.
+    """
+    name = read_record(logdir).get("series") or FIRST_SERIES
+    own = str(epath.Path(logdir) / os.path.basename(str(name)))
+    return [own] if steps_in(own) else managers_below(logdir)
+
+
 def newest_first(logdir: str) -> list[Step]:
-    """All checkpoints at or right below a directory, the last saved first."""
-    by_directory = [in_order(steps_in(d)) for d in managers_below(logdir)]
+    """Returns the checkpoints of the series of a log directory, the last saved first; or the one that a path names."""
+    by_directory = [found for d in series_in(logdir) if (found := in_order(steps_in(d)))]
+    if not by_directory and (step := named(logdir)) is not None:
+        return [step]
     by_directory.sort(key=lambda found: _saved_at(*found[-1]), reverse=True)
     return [step for found in by_directory for step, _ in reversed(found)]
 
 
 def _saved_at(step: Step, manifest: Manifest | None) -> float:
-    return manifest.saved_at if manifest else epath.Path(step.path).stat().mtime
+    """Returns when a step was saved, Unix time in seconds; 0 for a step that was deleted at this moment."""
+    if manifest is not None:
+        return manifest.saved_at
+    try:
+        return float(epath.Path(step.path).stat().mtime)
+    except FileNotFoundError:
+        return 0.0
+
+
+def newest_usable(logdir: str, use: Callable[[Step], object]) -> tuple[Step | None, dict[str, Exception]]:
+    """Returns the newest checkpoint of a log directory that can be used, and the errors of newer ones, by path.
+
+    A checkpoint that cannot be used is named in an error that is logged. The search begins anew when a checkpoint is
+    deleted meanwhile: a newer one has taken its place.
+
+    Args:
+        logdir: the directory, or that of one series.
+        use: uses a checkpoint; raises one of ``UNUSABLE`` where that is not possible.
+    """
+    refused: dict[str, Exception] = {}
+    while True:
+        for step in newest_first(logdir):
+            if step.path in refused:
+                continue
+            try:
+                use(step)
+            except UNUSABLE as error:
+                if not exists(epath.Path(step.path)):
+                    break
+                logging.error("a checkpoint is passed over: %s", error)
+                refused[step.path] = error
+            else:
+                return step, refused
+        else:
+            return None, refused
 
 
 def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
-    """The path of the newest whole checkpoint in a directory; None when there are no checkpoints at all.
+    """Returns the path of the newest whole checkpoint in a directory; None when there are no checkpoints at all.
 
-    A damaged one (a file missing or of a wrong size) is passed over, and an error that names it is logged; contents
-    are compared with their checksums when a checkpoint is restored. When all are damaged it is the newest of them:
-    restoring it raises DataLossError, so that nobody who asks for a checkpoint begins anew without noticing.
+    What the run itself has saved counts before what other Savers have saved beside it. A damaged checkpoint (a file
+    missing or of a wrong size) is passed over, and an error that names it is logged; contents are compared with their
+    checksums when a checkpoint is restored. When all are damaged the newest of them is returned: restoring it raises
+    DataLossError, so that a training script does not begin anew without noticing.
 
     Args:
         checkpoint_dir: the directory (or that of one series, ``logdir/model.ckpt``).
@@ -240,20 +308,34 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
         UnavailableError: the directory cannot be looked into now, so nobody knows whether there are checkpoints.
         PermissionDeniedError: it may not be looked into.
     """
-    whole, damaged = _newest(str(checkpoint_dir))
-    return whole or damaged
+    found = _newest(str(checkpoint_dir))
+    if found is None and (others := foreign(str(checkpoint_dir))):
+        logging.log_every_n_seconds(logging.WARNING, "no checkpoint in %s%s", LOG_EVERY_SECS, checkpoint_dir, others)
+    return found
 
 
-def _newest(checkpoint_dir: str) -> tuple[str | None, str | None]:
-    """The newest whole checkpoint, and the newest damaged one that is newer than it; those are told of."""
-    damaged: str | None = None
-    for step in newest_first(checkpoint_dir):
-        problems = problems_of(step)
-        if not problems:
-            return step.path, damaged
-        logging.error("checkpoint %s is damaged and passed over: %s", step.path, "; ".join(problems[:3]))
-        damaged = damaged or step.path
-    return None, damaged
+def _newest(checkpoint_dir: str, *, damaged: bool = True) -> str | None:
+    """Returns the newest whole checkpoint; where all are damaged the newest of those, if `damaged`."""
+
+    def check(step: Step) -> None:
+        if problems := problems_of(step):
+            raise DataLossError(f"checkpoint {step.path} is damaged: {'; '.join(problems[:3])}")
+
+    whole, refused = newest_usable(checkpoint_dir, check)
+    if whole is not None:
+        return whole.path
+    return next(iter(refused), None) if damaged else None
+
+
+def foreign(path: str) -> str:
+    """Returns words for an error about a path at which TensorFlow's checkpoints lie; empty for any other path."""
+    where, name = os.path.split(path.rstrip("/"))
+    try:
+        beside = [c for c in children(where or ".") if c.name.startswith(f"{name}.")]
+        theirs = any(re.search(r"\.data-\d{5}-of-\d{5}$", c.name) for c in [*children(path), *beside])
+    except OpError:
+        return ""
+    return ": the checkpoints there are TensorFlow's, which cannot be read" if theirs else ""
 
 
 def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:
@@ -316,7 +398,7 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
     while True:
         reason = ""
         try:
-            found, _ = _newest(directory)
+            found = _newest(directory, damaged=False)
             if found is not None and found != last:
                 return found
         except UnavailableError as error:
@@ -337,16 +419,18 @@ def find_checkpoint(path: str) -> str | None:
         path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints, which stands for its
             newest; also any directory that Orbax saved into.
     """
+    step = named(path)
+    return step.path if step is not None else latest_checkpoint(path)
+
+
+def named(path: str) -> Step | None:
+    """Returns the one checkpoint that a path names, in either spelling; None for a directory of checkpoints."""
     path = str(path).rstrip("/")
-    here = epath.Path(path)
-    if is_checkpoint(here):
-        return str(here)
     match = re.fullmatch(r"(.+)[-/](\d+)", path)
-    if match:
-        for step in steps_in(match[1]):
-            if step.number == int(match[2]):
-                return step.path
-    return latest_checkpoint(path)
+    if is_checkpoint(epath.Path(path)):
+        return Step(series_of(path), int(match[2]) if match else 0, str(epath.Path(path)))
+    steps = steps_in(match[1]) if match else []
+    return next((step for step in steps if match and step.number == int(match[2])), None)
 
 
 def checkpoint_exists(checkpoint_prefix: str) -> bool:

@@ -162,7 +162,10 @@ def match(
     if extra:
         parts.append(f"In the checkpoint only: {'; '.join(extra)}.")
     if missing:
-        parts.append("To restore what is there, pass partial=True, or a var_list that maps names.")
+        parts.append(
+            "Saver(partial=True), also as saver= of a Supervisor, restores what is there and begins the rest with "
+            "initial values; a var_list maps names."
+        )
     raise (InvalidArgumentError if wrong else NotFoundError)(" ".join(parts))
 
 

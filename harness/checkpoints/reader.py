@@ -196,14 +196,22 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         ValueError: there is no checkpoint.
         DataLossError: it is damaged.
     """
-    return CheckpointReader(path_of(ckpt_dir_or_file))
+    while True:
+        path = path_of(ckpt_dir_or_file)
+        try:
+            return CheckpointReader(path)
+        except (OSError, DataLossError):
+            if layout.exists(epath.Path(path)):
+                raise
+            # The step was deleted at this moment, so there is a newer one.
 
 
 def path_of(ckpt_dir_or_file: str) -> str:
     """The path of the checkpoint that ``load_checkpoint`` opens, with its errors."""
     path = layout.find_checkpoint(str(ckpt_dir_or_file))
     if path is None:
-        raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}")
+        others = layout.foreign(str(ckpt_dir_or_file))
+        raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}{others}")
     return path
 
 

@@ -29,7 +29,7 @@ from harness.checkpoints.reader import (
 )
 from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
-from runtime import DataLossError, NotFoundError, Session, Variable
+from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
 from runtime.lowlevel import ArraySlice, storage
 from runtime.lowlevel import metrics as process_metrics
 
@@ -71,6 +71,8 @@ class Saver:
         max_to_keep_best: besides, the best so many by ``best_metric`` are kept.
         best_metric: name of the metric among those given to ``save`` or ``report``.
         best_mode: whether "min" or "max" is best.
+        partial: restore also from a checkpoint that lacks variables, such as one of an earlier version of the model. A
+            variable that it lacks gets its initial value. The next checkpoint has it, so this happens once.
         transfer: "shared" when all tasks see the directory; "stream" when only the chief does: the tasks send it
             what it writes, a few MiB at a time.
 
@@ -92,6 +94,7 @@ class Saver:
         max_to_keep_best: int = 0,
         best_metric: str = "",
         best_mode: str = "min",
+        partial: bool = False,
         transfer: str = "shared",
     ) -> None:
         if transfer not in ("shared", "stream"):
@@ -113,6 +116,7 @@ class Saver:
         }
         self._var_list = var_list
         self._allow_empty = allow_empty
+        self._partial = partial
         self._stream = transfer == "stream"
         self._saved: dict[Variable, ArraySlice] | None = None
         self._lock = threading.Lock()
@@ -132,17 +136,23 @@ class Saver:
         return self._history.failed
 
     def build(self) -> None:
-        """Looks for the variables to save; raises as the constructor does."""
+        """Looks for the variables to save in the default graph; raises as the constructor does."""
         if self._saved is None:
             saved = names.saved_variables(self._var_list)
             if not saved and not self._allow_empty:
                 raise ValueError("No variables to save")
             self._saved = saved
 
-    def _variables(self) -> dict[Variable, ArraySlice]:
-        self.build()
+    def _variables(self, graph: Graph) -> dict[Variable, ArraySlice]:
+        with graph.as_default():  # whatever thread saves
+            self.build()
         assert self._saved is not None
         return self._saved
+
+    def not_saved(self, graph: Graph) -> list[Variable]:
+        """Returns the global variables of a graph that are in no checkpoint of this Saver."""
+        saved = self._variables(graph)
+        return [v for v in graph.get_collection(GraphKeys.GLOBAL_VARIABLES) if v not in saved]
 
     # -- saving ------------------------------------------------------------------------------------------------
 
@@ -179,7 +189,7 @@ class Saver:
             ValueError: the path cannot be a directory, or ``metrics`` lacks ``best_metric``.
         """
         started = time.monotonic()
-        saved = self._variables()
+        saved = self._variables(sess.graph)
         if not saved:
             return None
         series = os.fspath(save_path).rstrip("/")
@@ -257,8 +267,8 @@ class Saver:
     def restore(self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True) -> None:
         """Gives the variables the values of a checkpoint, all at once on each task.
 
-        Every task reads what it needs, however many tasks wrote it. States of this process that are
-        ``harness.checkpointable`` are set too.
+        Every task reads what it needs, however many tasks wrote it. States that are ``harness.checkpointable`` stay as
+        they are: a model that begins with trained weights is another run. ``restore_latest`` sets them.
 
         Args:
             sess: a session of the cluster.
@@ -275,23 +285,21 @@ class Saver:
         """
         if save_path is None:
             raise ValueError("Can't load save_path when it is None.")
-        saved = self._variables()
-        if not saved:
+        if not self._variables(sess.graph):
             return
         path = find_checkpoint(save_path)
         if path is None:
-            raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
-        self._restore(sess, path, saved, partial=partial, verify=verify)
+            raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}{layout.foreign(save_path)}")
+        self._restore(sess, path, partial=partial, verify=verify)
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
 
-    def _restore(
-        self, sess: Session, path: str, saved: Mapping[Variable, ArraySlice], *, partial: bool, verify: bool
-    ) -> None:
+    def _restore(self, sess: Session, path: str, *, partial: bool = False, verify: bool = True) -> None:
+        saved = self._variables(sess.graph)
         path = storage.absolute(path)  # the tasks may have been started in other directories
         put_together(path)
         reader = CheckpointReader(path)
-        pairs = names.match(reader, saved, partial=partial)
+        pairs = names.match(reader, saved, partial=partial or self._partial)
         slices = names.restore_slices(sess, saved, pairs)
         manifest = reader.manifest
         check = None
@@ -317,35 +325,47 @@ class Saver:
                 )
             except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
-        self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
-        restore_states(path, sess.task)
+        lacking = [v for v in saved if v not in pairs] if self._partial else []
+        if lacking:
+            told = ", ".join(v.op.name for v in lacking)
+            logging.warning("checkpoint %s lacks %s: initial values are taken for them", path, told)
+            sess.run([v.initializer for v in lacking])
 
-    def restore_latest(self, sess: Session, checkpoint_dir: str, *, partial: bool = False) -> str | None:
-        """Restores the newest whole checkpoint of a directory; one that is damaged is named in an error that is logged.
+    def restore_latest(self, sess: Session, checkpoint_dir: str) -> str | None:
+        """Resumes from the newest checkpoint of a directory that is whole and holds the variables.
+
+        A newer one that is damaged or lacks variables is named in an error that is logged. What the run itself has
+        saved counts before what other Savers have saved beside it. States of this process that are
+        ``harness.checkpointable`` are set too.
+
+            path = saver.restore_latest(sess, "logdir")
+
+        Args:
+            sess: a session of the cluster.
+            checkpoint_dir: the directory, or one checkpoint to resume from.
 
         Returns:
-            Its path; None when the directory has no checkpoints at all.
+            The path of the checkpoint; None when the directory has no checkpoints at all.
 
         Raises:
             DataLossError: there are checkpoints, and all are damaged: nothing is initialised silently.
             FailedPreconditionError: a task does not see the newest one, though this process does.
             UnavailableError, PermissionDeniedError: the directory cannot be looked into now, or may not be.
-            NotFoundError: as ``restore``; so are the others.
+            NotFoundError, InvalidArgumentError: none of them fits the graph; as ``restore``, of the newest.
         """
-        saved = self._variables()
-        damaged = []
-        for step in layout.newest_first(str(checkpoint_dir)):
-            try:
-                self._restore(sess, step.path, saved, partial=partial, verify=True)
-            except DataLossError as error:
-                logging.error("%s; the one before is tried", error)
-                damaged.append(step.path)
-                continue
+        step, refused = layout.newest_usable(str(checkpoint_dir), lambda step: self._restore(sess, step.path))
+        if step is not None:
+            manifest = read_manifest(step.path)
             self._series = step.directory
+            self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
+            restore_states(step.path, sess.task)
             return step.path
-        if damaged:
+        misfits = [error for error in refused.values() if not isinstance(error, DataLossError)]
+        if misfits:
+            raise misfits[0]
+        if refused:
             raise DataLossError(
-                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(damaged)}; bring back a copy of one, or "
+                f"all checkpoints in {checkpoint_dir} are damaged: {', '.join(refused)}; bring back a copy of one, or "
                 "start afresh in another directory"
             )
         return None
@@ -370,7 +390,7 @@ class Saver:
         if manifest is None or not manifest.snapshot:
             return None
         return sess.checkpoint_coordinator.changed(
-            names.slices_of(sess, names.written(self._variables())), manifest.snapshot
+            names.slices_of(sess, names.written(self._variables(sess.graph))), manifest.snapshot
         )
 
     # -- what there is -----------------------------------------------------------------------------------------

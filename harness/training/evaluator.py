@@ -180,7 +180,7 @@ class Evaluator:
         found: dict[tuple[int, float], str] = {}
         seen: dict[tuple[str, int, int], float] = {}
         try:
-            steps = [step for directory in layout.managers_below(self._logdir) for step in layout.steps_in(directory)]
+            steps = [step for directory in layout.series_in(self._logdir) for step in layout.steps_in(directory)]
         except rt.UnavailableError as error:
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, error)
             return {}

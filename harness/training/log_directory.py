@@ -1,7 +1,10 @@
-"""One job writes into a log directory at a time: its chief holds a lock there.
+"""One job writes into a log directory at a time: its chief holds a lock there, in the file that is the run's record.
 
 Two jobs in one directory restore and delete each other's checkpoints. Within one job the ps tasks see to it that one
 chief leads, so a chief that has been replaced and lives on is no other job, although it still has the lock.
+
+The lock is of an open file, not of a process: POSIX's record locks are lost as soon as the process closes any other
+file of that name, as a copy of the directory does.
 """
 
 from __future__ import annotations
@@ -10,137 +13,131 @@ import fcntl
 import json
 import os
 import socket
-import threading
-import time
+import struct
+import weakref
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
 
 from absl import logging
+from etils import epath
 
-import runtime as rt
+from harness.checkpoints.layout import RUN_FILE, read_record
+from runtime.lowlevel import storage
 
-NAME = "chief.lock"
-"""The file in the log directory. The lock is the kernel's, and ends with the process; the file stays."""
-PATIENCE_SECS = 40.0
-"""How long the chief of another job may take to end, such as one that is just being stopped."""
-_LOOK_SECS = 0.2
-_lock = threading.Lock()
-_held: dict[str, int] = {}
-"""The open files of this process, by directory."""
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""The kernel's ``struct flock``: an exclusive lock of all bytes."""
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """Who holds the lock of a directory, as its file says.
+class DirectoryLock:
+    """The hold of one chief on a log directory; the kernel ends it with the process, and the file stays.
 
-    Attributes:
-        tasks: addresses of the ps tasks, or of whoever else has the variables; none for a process that is alone.
-        pid: of the chief's process.
-        host: where it runs.
+    lock = DirectoryLock()
+    while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
+        wait(reason)
     """
 
-    tasks: tuple[str, ...]
-    pid: int
-    host: str
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+        _locks.add(self)
 
+    def take(self, directory: str, tasks: Collection[str], series: str = "") -> str:
+        """Takes the lock and writes the record of the run, unless the chief of another job has the lock.
 
-def hold(directory: str, tasks: Collection[str], patience_secs: float | None = None) -> bool:
-    """Takes the lock of a log directory, until `release` or the end of the process.
+        A file system without locks, or a URL, has the record only. Where one of the two is no cluster, such as a
+        program that only restores, or both are of this process, there is a warning.
 
-    A file system without locks, or a URL, has none. Where one of the two is no cluster, such as a program that only
-    restores, there is a warning instead of an error.
+        Args:
+            directory: of checkpoints and events; it is made where it is missing.
+            tasks: addresses of the ps tasks of this job, or of whichever tasks have the variables.
+            series: name of the series of checkpoints that this job saves; that of the record before by default.
 
-    Args:
-        directory: of checkpoints and events; it is made where it is missing.
-        tasks: addresses of the ps tasks of this job.
-        patience_secs: how long the chief of another job is waited for; PATIENCE_SECS by default.
+        Returns:
+            The reason to wait, which names the other job; empty where this job may write.
+        """
+        if not directory:
+            return ""
+        record = {
+            "tasks": sorted(tasks),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "series": series or read_record(directory).get("series", ""),
+        }
+        if not storage.is_local(directory):
+            self._write_text(directory, record)
+            return ""
+        path = os.path.join(os.path.realpath(directory), RUN_FILE)
+        if not self.has(path):
+            self.release()  # of a directory that was removed, or is another one
+        if self._file is None:
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+            except OSError as error:  # the first that is written there says what is wrong
+                logging.info("%s is not locked: %s", directory, error)
+                return ""
+            try:
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+            except (BlockingIOError, PermissionError):
+                here = any(lock.has(path) for lock in list(_locks))
+                file.close()
+                return _reason_to_wait(directory, record, here=here)
+            except OSError as error:
+                logging.info("%s is on a file system without locks: %s", directory, error)
+            self._file = file
+        text = json.dumps(record).encode()
+        os.pwrite(self._file.fileno(), text, 0)  # in this order: a reader never finds an empty file
+        os.ftruncate(self._file.fileno(), len(text))
+        return ""
 
-    Returns:
-        Whether it had to wait: the directory may hold another checkpoint now.
+    def _write_text(self, directory: str, record: dict[str, Any]) -> None:
+        try:
+            (epath.Path(directory) / RUN_FILE).write_text(json.dumps(record))
+        except OSError as error:
+            logging.info("%s has no record of the run: %s", directory, error)
 
-    Raises:
-        InvalidArgumentError: the chief of another job writes there.
-    """
-    if not directory or "://" in directory:
-        return False
-    directory = os.path.realpath(directory)
-    own = _Holder(tuple(sorted(tasks)), os.getpid(), socket.gethostname())
-    with _lock:
-        if directory in _held:
-            _write(_held[directory], own)  # after a recovery, or another cluster of this process
+    def has(self, path: str) -> bool:
+        """Returns True if this object has the lock of the file that a path leads to now."""
+        try:
+            return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
+        except FileNotFoundError:
             return False
-        try:
-            os.makedirs(directory, exist_ok=True)
-            fd = os.open(os.path.join(directory, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:  # whoever writes there next says what is wrong
-            logging.info("%s is not locked: %s", directory, error)
-            return False
-        began = time.monotonic()
-        try:
-            other = _take(fd, own, PATIENCE_SECS if patience_secs is None else patience_secs)
-        except BaseException:
-            os.close(fd)
-            raise
-        if other is None:
-            _held[directory] = fd
-            return time.monotonic() - began >= _LOOK_SECS
-        os.close(fd)
-    if other.tasks and own.tasks and not set(other.tasks) & set(own.tasks):
-        raise rt.InvalidArgumentError(
-            f"another job writes into {directory}: the chief of the job at {', '.join(other.tasks)}, process "
-            f"{other.pid} on {other.host}. Each would restore and delete the other's checkpoints: give this job a log "
-            "directory of its own, or stop that one"
-        )
-    if not (other.tasks and own.tasks):
-        logging.warning("process %d on %s uses %s as a chief, too: do not save there", other.pid, other.host, directory)
-    return False
+
+    def release(self) -> None:
+        """Gives the lock back, if this object has one."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    __del__ = release
 
 
-def release(directory: str | None) -> None:
-    """Gives back the lock of a log directory; nothing where this process has none."""
-    with _lock:
-        fd = _held.pop(os.path.realpath(directory), None) if directory else None
-        if fd is not None:
-            os.close(fd)
+_locks: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
-def _take(fd: int, own: _Holder, patience_secs: float) -> _Holder | None:
-    """Takes the lock, and says so in the file; gives who has it, where that is not to be had."""
-    deadline = time.monotonic() + patience_secs
-    told = False
-    while True:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            other = _read(fd)
-        except OSError as error:  # a file system without locks
-            logging.info("the log directory is not locked: %s", error)
-            return None
-        else:
-            _write(fd, own)
-            return None
-        if other is not None and (not other.tasks or not own.tasks or set(other.tasks) & set(own.tasks)):
-            return other
-        if time.monotonic() >= deadline:
-            return other or _Holder((), 0, "an unknown host")
-        if other is not None and not told:
-            logging.warning(
-                "process %d on %s writes into the log directory, as the chief of another job: waiting for its end",
-                *(other.pid, other.host),
-            )
-            told = True
-        threading.Event().wait(_LOOK_SECS)
+def _forget() -> None:
+    """Closes the files in a forked child, which would hold the locks of its parent for as long as it lives."""
+    for lock in list(_locks):
+        lock.release()
 
 
-def _write(fd: int, own: _Holder) -> None:
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps(asdict(own)).encode(), 0)
+os.register_at_fork(after_in_child=_forget)
 
 
-def _read(fd: int) -> _Holder | None:
-    """Who has the lock; None while that is just being written."""
-    try:
-        told = json.loads(os.pread(fd, 1 << 20, 0))
-        return _Holder(tuple(map(str, told["tasks"])), int(told["pid"]), str(told["host"]))
-    except (ValueError, KeyError, TypeError):
-        return None
+def _reason_to_wait(directory: str, own: dict[str, Any], *, here: bool) -> str:
+    """Returns why a directory whose lock is taken cannot be used now; empty where it can."""
+    other = read_record(directory)
+    if not other:
+        return f"another process is just taking the lock of {directory}"
+    theirs = other.get("tasks") or []
+    where = f"process {other.get('pid')} on {other.get('host')}"
+    if here or not theirs or not own["tasks"]:
+        who = f"another session of this process, {where}," if here else where
+        logging.warning("%s uses %s as a chief, too: do not save there", who, directory)
+        return ""
+    if set(theirs) & set(own["tasks"]):
+        return ""  # a chief of this job that has been replaced
+    return (
+        f"another job writes into {directory}: the chief of the job at {', '.join(theirs)}, {where}. Each would "
+        "restore and delete the other's checkpoints. This one waits for the end of that one: stop it, or give this job "
+        "a log directory of its own"
+    )

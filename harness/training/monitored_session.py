@@ -130,6 +130,8 @@ class MonitoredSession:
             own.grace_period = self._life.grace_period
             own.recovers = self._recovers
             probe = own.manager().probe
+            saved = [os.path.split(hook.save_path) for hook in self._hooks if isinstance(hook, CheckpointSaverHook)]
+            own.manager().series = next((name for where, name in saved if where == self._checkpoint_dir), "")
         records = own.records() if own is not None else None
 
         def ready(recovering: bool) -> rt.Session:
@@ -148,7 +150,7 @@ class MonitoredSession:
             probe=probe if own is not None else None,
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
-        self._session.log_directory = self._checkpoint_dir
+        self._session.directory_lock = own.manager().directory_lock if own is not None else None
         for hook in self._hooks:
             if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads

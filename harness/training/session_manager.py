@@ -28,6 +28,8 @@ from runtime.lowlevel import RunRecords
 ATTEMPT_SECS = 10.0
 _LOG_EVERY_SECS = 10.0
 """How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
+_LOCK_SECS = 0.5
+"""Seconds between two tries to take the lock of a log directory."""
 OWN_SECS = 1.0
 """The same where the wait takes all of it, because variables are among those awaited that nobody else initialises."""
 FIRST_BACKOFF_SECS = 0.05
@@ -136,6 +138,10 @@ class SessionManager:
         self._logged, self._logged_at = "", 0.0
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
+        self.directory_lock = log_directory.DirectoryLock()
+        """The chief's hold on the log directory, from the first decision until its session is closed."""
+        self.series = ""
+        """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where none is told."""
 
     @property
     def probe(self) -> rt.Tensor:
@@ -305,7 +311,7 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
-                    if log_directory.hold(request.logdir, report.addresses.values()):
+                    if self._wait_for_directory(request, report, started):
                         continue  # with what the other job has left
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
@@ -325,7 +331,7 @@ class SessionManager:
             if session is not None:
                 session.close()
             if request.role is Role.CHIEF:
-                log_directory.release(request.logdir)
+                self.directory_lock.release()
             raise
 
     def _open(self, request: _Request) -> rt.Session:
@@ -351,6 +357,21 @@ class SessionManager:
         if self._grace_period.exhausted():
             raise error
         self._log(f"{request.role.value}: waiting: {error}")
+
+    def _wait_for_directory(self, request: _Request, report: policy.ClusterReport, started: float) -> bool:
+        """Takes the lock of the log directory; True if the end of another job had to be waited for."""
+        waited = False
+        tasks = report.addresses.values()
+        while reason := self.directory_lock.take(request.logdir, tasks, self.series):
+            now = time.monotonic()
+            if now >= request.options.give_up_at or self._grace_period.exhausted():
+                raise rt.DeadlineExceededError(
+                    f"Session was not ready after waiting {now - started:.0f} secs: {reason}"
+                )
+            self._log(reason, aloud=not waited)
+            self._grace_period.wait(_LOCK_SECS)
+            waited = True
+        return waited
 
     def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
         """What the cluster reports; one that is not the chief first waits for what the last report lacked."""
@@ -435,15 +456,20 @@ class SessionManager:
         self, request: _Request, session: rt.Session, report: policy.ClusterReport, action: Action, live: int | None
     ) -> None:
         """Carries out what the chief is to do, and lets everybody train."""
+        path = ""
+        done = f"Init op: {getattr(request.init_op, 'name', request.init_op)}, init fn: {request.init_fn}"
         if action is Action.KEEP:
             if warning := policy.other_run(report, request.logdir, live):
                 logging.warning("%s", warning)
         elif action is Action.RESTORE:
             path = _restore(request.saver, session, request.checkpoint_dir, str(report.checkpoint))
-            self._log_lost(session, live, path)
+            done = f"Restored: {path}"
         else:
             _initialize(session, request.init_op, request.init_feed_dict, request.init_fn)
-        self._make_ready(session, request.init_op, request.init_fn)
+        self._make_ready(session, done)
+        if path:
+            self._log_lost(session, live, path)
+        self._warn_of_unsaved(request, session)
         if request.records is not None:
             request.records.open(request.logdir)
 
@@ -459,16 +485,27 @@ class SessionManager:
             return
         self._logged, self._logged_at = text, now
 
-    def _make_ready(self, session: rt.Session, init_op: Any, init_fn: Any) -> None:
+    def _warn_of_unsaved(self, request: _Request, session: rt.Session) -> None:
+        """Warns, when training begins, of variables that no later start can restore."""
+        not_saved = getattr(request.saver, "not_saved", None)  # a saver of another make need not tell
+        if not_saved is None or not request.checkpoint_dir or request.options.recovering:
+            return
+        lost = {v.op.name for v in not_saved(self._graph)} - self._own(session)
+        if lost:
+            logging.warning(
+                "%d global variables are in no checkpoint: %s; a chief that is started again cannot go on. Make the "
+                "Saver after minimize(), and of all variables",
+                *(len(lost), ", ".join(sorted(lost))),
+            )
+
+    def _make_ready(self, session: rt.Session, done: str) -> None:
         missing = self._try_local_init(session)
         if missing:
-            raise RuntimeError(
-                f"Init operations did not make model ready for local_init. {_what_ran(init_op, init_fn)}, {missing}"
-            )
+            raise RuntimeError(f"Init operations did not make model ready for local_init. {done}, {missing}")
         not_ready = readiness.reason(session, self._ready_op)
         if not_ready:
             raise RuntimeError(
-                f"Init operations did not make model ready. {_what_ran(init_op, init_fn)}, "
+                f"Init operations did not make model ready. {done}, "
                 f"local_init_op: {getattr(self._local_init_op, 'name', None)}, error: {not_ready}"
             )
 
@@ -514,8 +551,8 @@ def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] 
 
 def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
     """Restores a checkpoint; of a directory the newest one that is not damaged. Returns its path."""
-    if directory and isinstance(saver, DirectorySaver):
-        return str(saver.restore_latest(session, directory))
+    if isinstance(saver, DirectorySaver):
+        return str(saver.restore_latest(session, directory or path))
     saver.restore(session, path)
     return path
 
@@ -543,7 +580,3 @@ def _silence_is_loss() -> Iterator[None]:
 
 def _names(array: Any) -> list[str]:
     return [name.decode() if isinstance(name, bytes) else str(name) for name in np.ravel(array)]
-
-
-def _what_ran(init_op: Any, init_fn: Any) -> str:
-    return f"Init op: {getattr(init_op, 'name', init_op)}, init fn: {init_fn}"

@@ -180,8 +180,9 @@ class Supervisor:
                 recovery_wait_secs=recovery_wait_secs,
                 grace_period=self._life.grace_period,
             )
-            if isinstance(session_manager, SessionManager):
-                session_manager.stop_with(self._life.grace_period)
+            if isinstance(self._session_manager, SessionManager):
+                self._session_manager.stop_with(self._life.grace_period)
+                self._session_manager.series = checkpoint_basename
         self._init_feed_dict = init_feed_dict
         self._init_fn = init_fn
         self._save_model_secs = save_model_secs if is_chief else None
@@ -404,7 +405,7 @@ class Supervisor:
             give_up_secs=max_wait_secs,
         )
         session.on_exit = self._leave_block
-        session.log_directory = self._logdir if self._is_chief else None
+        session.directory_lock = manager.directory_lock if own and self._is_chief else None
         self._services = []
         try:
             if writer is not None and not self._graph_written:

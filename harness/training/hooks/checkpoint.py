@@ -75,7 +75,8 @@ class CheckpointSaverHook(GlobalStepHook):
             raise ValueError("You cannot provide both saver and scaffold.")
         check_basename(checkpoint_basename)
         self._dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
-        self._path = os.path.join(self._dir, checkpoint_basename)
+        self.save_path = os.path.join(self._dir, checkpoint_basename)
+        """First part of the checkpoints' paths."""
         self._saver = saver
         self._scaffold = scaffold
         self._listeners = list(listeners or ())
@@ -98,7 +99,7 @@ class CheckpointSaverHook(GlobalStepHook):
         """Saves what the session starts from."""
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(
-                self._get_saver(), self._path, self._step, self._writer, lambda: self.leads()
+                self._get_saver(), self.save_path, self._step, self._writer, lambda: self.leads()
             )
             if self._save_graph_def and self._writer is not None:
                 from harness.training.readiness import write_graph_text
@@ -168,7 +169,7 @@ class CheckpointSaverHook(GlobalStepHook):
 
     def _announce_and_save(self, session: rt.Session, step: int) -> bool:
         assert self._checkpoints is not None
-        logging.info("saving a checkpoint at step %d into %s", step, self._path)
+        logging.info("saving a checkpoint at step %d into %s", step, self.save_path)
         for listener in self._listeners:
             listener.before_save(session, step)
         self._checkpoints.save(session)

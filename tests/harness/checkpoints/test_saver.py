@@ -674,7 +674,7 @@ def test_states_ride_in_the_checkpoint(sess: rt.Session, tmp_path: pathlib.Path)
         saver = harness.Saver()
         path = saver.save(sess, tmp_path / "m", 1)
         state = {"epoch": 4}
-        saver.restore(sess, path)
+        saver.restore_latest(sess, path)
         assert taken[0]["epoch"] == 3
         assert taken[0]["rng"].dtype == np.uint32 and taken[0]["rng"].tolist() == [0, 1, 2, 3]
         assert (taken[0]["name"], taken[0]["b"], taken[0]["t"]) == ("x", b"\x00", (1, [2]))

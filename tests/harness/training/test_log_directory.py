@@ -3,34 +3,40 @@
 import contextlib
 import json
 import logging
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
 import harness
 import runtime as rt
-from harness.training import log_directory
-from harness.training.log_directory import hold, release
+from harness import exit_codes
+from harness.checkpoints.layout import RUN_FILE
+from harness.training import session_manager
+from harness.training.log_directory import DirectoryLock
+from tests.kit.waits import TIMEOUT_SECS
 
 pytestmark = pytest.mark.cluster
 
 HOLDS = """
 import sys
-from harness.training.log_directory import hold, release
-hold(sys.argv[1], sys.argv[2:])
-print("held", flush=True)
+from harness.training.log_directory import DirectoryLock
+lock = DirectoryLock()
+print(lock.take(sys.argv[1], sys.argv[2:]) or "held", flush=True)
 sys.stdin.readline()
-release(sys.argv[1])
+lock.release()
 print("released", flush=True)
 sys.stdin.readline()
 """
 TRAINS = """
-import numpy as np, optax, harness, runtime as rt
-from harness.training import log_directory
-log_directory.PATIENCE_SECS = 0.5
+import shutil, sys
+import numpy as np, harness, runtime as rt
 with harness.join_cluster() as me:
     with me.device():
         global_step = harness.get_or_create_global_step()
@@ -38,14 +44,15 @@ with harness.join_cluster() as me:
         step = rt.group(w.assign_add(np.ones(4, np.float32)), global_step.assign_add(1))
     supervisor = harness.Supervisor(is_chief=me.is_chief, logdir={logdir!r}, global_step=global_step, summary_op=None)
     with supervisor.managed_session(me.target) as session:
-        print("trains", flush=True)
+        shutil.copytree({logdir!r}, {logdir!r} + "-copy", dirs_exist_ok=True)  # opens and closes each file there
+        print("trains from step", session.run(global_step), flush=True)
         while not supervisor.should_stop():
             session.run(step)
 """
 
 
 class Other:
-    """Another process that holds the lock."""
+    """Another process that asks for the lock, and says whether it holds it."""
 
     def __init__(self, directory: pathlib.Path, *tasks: str) -> None:
         self.process = subprocess.Popen(
@@ -54,7 +61,8 @@ class Other:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None and self.process.stdout.readline() == "held\n"
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline().strip()
 
     def go_on(self) -> None:
         assert self.process.stdin is not None
@@ -69,60 +77,158 @@ class Other:
         self.process.communicate()
 
 
-def test_a_chief_of_another_job_is_refused_until_it_is_gone(tmp_path: pathlib.Path) -> None:
+@pytest.fixture
+def lock() -> Iterator[DirectoryLock]:
+    made = DirectoryLock()
+    yield made
+    made.release()
+
+
+def test_chief_of_another_job_is_named(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
     with Other(tmp_path, "ps0:1", "ps1:1") as other:
-        with pytest.raises(rt.InvalidArgumentError, match=rf"{tmp_path}: the chief of the job at ps0:1, ps1:1, process {other.process.pid} "):  # fmt: skip # noqa: E501
-            hold(str(tmp_path), ["ps0:2"], patience_secs=0.3)
+        reason = lock.take(str(tmp_path), ["ps0:2"])
+        assert f"{tmp_path}: the chief of the job at ps0:1, ps1:1, process {other.process.pid} on " in reason
         other.process.send_signal(signal.SIGKILL)
         other.process.wait()
-        assert not hold(str(tmp_path), ["ps0:2"], patience_secs=0.3)
-    assert json.loads((tmp_path / log_directory.NAME).read_text())["tasks"] == ["ps0:2"]
-    release(str(tmp_path))
+        assert not lock.take(str(tmp_path), ["ps0:2"], "net")
+    record = json.loads((tmp_path / RUN_FILE).read_text())
+    assert (record["tasks"], record["series"], record["pid"]) == (["ps0:2"], "net", os.getpid())
 
 
-def test_a_chief_that_has_been_replaced_does_not_keep_its_successor_out(tmp_path: pathlib.Path) -> None:
+def test_replaced_chief_keeps_nobody_out(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
     with Other(tmp_path, "ps0:1", "ps1:1"):
-        assert not hold(str(tmp_path), ["ps1:1"], patience_secs=1e9)
+        assert not lock.take(str(tmp_path), ["ps1:1"])
 
 
-def test_a_job_that_is_just_ending_is_waited_for(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Ends(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "waiting for its end" in record.getMessage():
-                other.go_on()
+def test_opening_the_file_loses_no_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """A copy of the directory in the chief's own process opens and closes the file of the lock."""
+    assert not lock.take(str(tmp_path / "run"), ["ps0:1"])
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "run" / RUN_FILE).read_text()
+    with Other(tmp_path / "run", "ps0:2") as other:
+        assert other.said.startswith("another job writes into")
+    with Other(tmp_path / "copy", "ps0:2") as other:
+        assert other.said == "held"
 
+
+def test_forked_child_keeps_no_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    """A worker of a data pipeline that outlives its parent does not hold the parent's lock."""
+    assert not lock.take(str(tmp_path), ["ps0:1"])
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        lock.release()
+        with Other(tmp_path, "ps0:2") as other:
+            assert other.said == "held"
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_removed_directory_is_locked_anew(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    assert not lock.take(str(tmp_path / "run"), ["ps0:1"])
+    shutil.rmtree(tmp_path / "run")
+    assert not lock.take(str(tmp_path / "run"), ["ps0:1"])
+    with Other(tmp_path / "run", "ps0:2") as other:
+        assert other.said.startswith("another job writes into")
+
+
+def test_lone_process_is_warned_only(
+    tmp_path: pathlib.Path, lock: DirectoryLock, caplog: pytest.LogCaptureFixture
+) -> None:
     with Other(tmp_path, "ps0:1") as other:
-        handler = Ends()
-        logging.getLogger("absl").addHandler(handler)
-        assert hold(str(tmp_path), ["ps0:2"], patience_secs=1e9)
-        with pytest.raises(subprocess.TimeoutExpired):
-            other.process.wait(0.1)  # it lives on, and has released
-    release(str(tmp_path))
-
-
-def test_who_is_alone_is_warned_only(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Other(tmp_path, "ps0:1") as other, caplog.at_level(logging.WARNING):
-        assert not hold(str(tmp_path), (), patience_secs=1e9)
+        assert not lock.take(str(tmp_path), ())
     assert f"process {other.process.pid} on " in caplog.text and "do not save there" in caplog.text
 
 
-def test_it_is_the_lock_of_the_directory_and_not_of_its_name(tmp_path: pathlib.Path) -> None:
+def test_two_sessions_of_a_process_are_told(
+    tmp_path: pathlib.Path, lock: DirectoryLock, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not lock.take(str(tmp_path), ["ps0:1"])
+    assert not lock.take(str(tmp_path), ["ps0:1"]) and not caplog.text  # a recovery
+    second = DirectoryLock()
+    assert not second.take(str(tmp_path), ["ps0:2"])
+    assert f"another session of this process, process {os.getpid()} on" in caplog.text
+
+
+def test_link_leads_to_the_same_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with Other(tmp_path / "link", "ps0:1"):
-        with pytest.raises(rt.InvalidArgumentError):
-            hold(str(tmp_path), ["ps0:2"], patience_secs=0.0)
+        assert lock.take(str(tmp_path), ["ps0:2"])
 
 
-def test_nothing_is_held_where_there_is_no_directory() -> None:
-    assert not hold("", ["ps0:1"])
-    assert not hold("gs://bucket/run", ["ps0:1"])
-    release(None)
+def test_nothing_is_locked_without_a_directory(lock: DirectoryLock) -> None:
+    assert not lock.take("", ["ps0:1"])
+    lock.release()
+
+
+class Said(logging.Handler):
+    """A listener to the log that lets a test wait for lines with a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self._came = threading.Semaphore(0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self._came.release()
+
+    def wait(self) -> None:
+        assert self._came.acquire(timeout=TIMEOUT_SECS), self._text
+
+    def __enter__(self) -> "Said":
+        logging.getLogger("absl").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("absl").removeHandler(self)
+
+
+def open_session(target: str, logdir: pathlib.Path, **options: float) -> None:
+    """Opens a chief's session and closes it."""
+    with rt.Graph().as_default(), rt.device("/job:ps/task:0"):
+        step = harness.get_or_create_global_step()
+        sv = harness.Supervisor(logdir=str(logdir), global_step=step, summary_op=None, save_model_secs=0)
+        with sv.managed_session(target, **options):
+            pass
+
+
+def test_end_of_another_job_is_waited_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is told again and again, and holds up no other session of the process."""
+    monkeypatch.setattr(session_manager, "_LOG_EVERY_SECS", 0.1)
+    with contextlib.ExitStack() as stack:
+        cluster, beside = (stack.enter_context(rt.local_cluster(ps=1, workers=1)) for _ in range(2))
+        other, said = stack.enter_context(Other(tmp_path, "ps0:1")), stack.enter_context(Said("another job"))
+        waiting = threading.Thread(target=open_session, args=(cluster.target, tmp_path))
+        waiting.start()
+        try:
+            for _ in range(3):
+                said.wait()
+            open_session(beside.target, tmp_path / "other")
+            assert waiting.is_alive()
+        finally:
+            other.go_on()
+            waiting.join(TIMEOUT_SECS)
+        assert not waiting.is_alive() and other.process.poll() is None  # that process lives on, and has released
+
+
+def test_waiting_ends_as_a_start_may_be_repeated(tmp_path: pathlib.Path) -> None:
+    with rt.local_cluster(ps=1, workers=1) as cluster, Other(tmp_path, "ps0:1") as other:
+        with pytest.raises(rt.DeadlineExceededError, match=f"process {other.process.pid} on") as raised:
+            open_session(cluster.target, tmp_path, max_wait_secs=1.0)
+    assert exit_codes.of_error(raised.value) is exit_codes.LOST
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: bool) -> None:
+def test_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: bool) -> None:
     def init(session: rt.Session) -> None:
-        assert str(tmp_path) in log_directory._held
+        assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == os.getpid()
         if fails:
             raise ZeroDivisionError
 
@@ -132,31 +238,37 @@ def test_the_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails:
         with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
             with supervisor.prepare_or_wait_for_session() as session:
                 session.run(step)
-    with Other(tmp_path, "ps0:1"):
-        pass
-    assert str(tmp_path) not in log_directory._held
+    with Other(tmp_path, "ps0:1") as other:
+        assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == other.process.pid
 
 
-def test_the_second_job_says_who_trains_there_and_the_first_loses_nothing(tmp_path: pathlib.Path) -> None:
+def test_second_job_goes_on_after_the_first(tmp_path: pathlib.Path) -> None:
+    """The second job names the first and waits; it trains from the checkpoint that the first leaves."""
     program = tmp_path / "train.py"
     program.write_text(TRAINS.format(logdir=str(tmp_path / "run")))
     launch = [sys.executable, "-m", "harness.launch", "--ps=1", "--workers=1", "--max_restarts=0", "--"]
-    first = subprocess.Popen(
-        [*launch, sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        assert first.stdout is not None
-        for line in first.stdout:
-            if "trains" in line:
-                break
-        second = subprocess.run([*launch, sys.executable, str(program)], capture_output=True, text=True, timeout=200)
-        assert second.returncode != 0 and "trains" not in second.stdout
-        assert (
-            "another job writes into" in second.stdout and "give this job a log directory of its own" in second.stdout
+
+    def start() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*launch, sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        first.send_signal(signal.SIGINT)
-        story, _ = first.communicate(timeout=200)
+
+    def read(job: "subprocess.Popen[str]", text: str) -> str:
+        assert job.stdout is not None
+        return next(line for line in job.stdout if text in line)
+
+    first = start()
+    try:
+        assert read(first, "trains from step").endswith("step 0\n")
+        second = start()
+        try:
+            assert "another job writes into" in read(second, "another job writes into")
+            first.send_signal(signal.SIGINT)
+            assert "is saved in" in first.communicate(timeout=200)[0]
+            assert int(read(second, "trains from step").split()[-1]) > 0
+        finally:
+            second.send_signal(signal.SIGINT)
+            second.communicate(timeout=200)
     finally:
         first.kill()
         first.wait()
-    assert "is saved in" in story

@@ -1,0 +1,183 @@
+"""A run restores what it has saved itself, beside anything else that lies in its log directory."""
+
+import logging
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+import runtime as rt
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+def train(logdir: pathlib.Path, steps: int, names: str = "w", **options: Any) -> dict[str, float]:
+    """Trains a new graph as a chief of its own; returns the values that training began with."""
+    monitored = options.pop("monitored", False)
+    beside = options.pop("beside", None)
+    saver = options.pop("saver", lambda: harness.Saver())
+    with rt.Graph().as_default():
+        step = harness.get_or_create_global_step()
+        variables = {name: rt.Variable(np.float32(0), name=name) for name in names}
+        more = rt.group(step.assign_add(1), *(v.assign_add(np.float32(1)) for v in variables.values()))
+        best = harness.Saver([variables["w"]], max_to_keep=1)
+        if monitored:
+            session = harness.MonitoredTrainingSession(checkpoint_dir=str(logdir), save_checkpoint_steps=1000)
+        else:
+            supervisor = harness.Supervisor(logdir=logdir, saver=saver(), summary_op=None, **options)
+            session = supervisor.managed_session()
+        with session as sess:
+            values = sess.run({"step": step, **variables})
+            for _ in range(steps):
+                sess.run(more)
+        if beside:  # saved last, so it is the newest below the directory
+            with rt.Session() as other:
+                other.run(variables["w"].initializer)
+                best.save(other, logdir / beside, 99)
+    return {name: float(value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_a_saver_of_the_users_own_is_no_series(tmp_path: pathlib.Path, monitored: bool) -> None:
+    assert train(tmp_path, 5, beside="best", monitored=monitored)["step"] == 0
+    assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/model.ckpt/5"
+    assert train(tmp_path, 1, monitored=monitored)["step"] == 5
+
+
+def test_the_series_has_the_name_that_its_run_gave(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, 3, beside="model.ckpt", checkpoint_basename="net")
+    assert harness.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/net/3"
+    assert train(tmp_path, 0, checkpoint_basename="net")["step"] == 3
+
+
+def test_a_hook_tells_the_name_of_the_series(tmp_path: pathlib.Path) -> None:
+    for expected in (0, 2):
+        with rt.Graph().as_default():
+            step = harness.get_or_create_global_step()
+            more = step.assign_add(1)
+            hook = harness.CheckpointSaverHook(str(tmp_path), save_steps=1000, checkpoint_basename="net")
+            creator = harness.ChiefSessionCreator(checkpoint_dir=str(tmp_path))
+            with harness.MonitoredSession(creator, [hook]) as sess:
+                assert sess.run(step) == expected
+                sess.run(more)
+                sess.run(more)
+        train(tmp_path / "other", 1)
+        shutil.copytree(tmp_path / "other" / "model.ckpt", tmp_path / "model.ckpt", dirs_exist_ok=True)
+
+
+def test_what_others_saved_counts_where_the_run_saved_nothing(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, 4, checkpoint_basename="old")
+    assert train(tmp_path, 0)["step"] == 4
+
+
+def test_a_checkpoint_without_all_variables_is_passed_over(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, 4, checkpoint_basename="old", beside="best")
+    with caplog.at_level(logging.ERROR):
+        assert train(tmp_path, 0, checkpoint_basename="new")["step"] == 4
+    assert "a checkpoint is passed over: Restoring from checkpoint failed" in caplog.text
+
+
+def test_no_checkpoint_that_fits_is_an_error(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, 2)
+    with pytest.raises(rt.NotFoundError, match=r"model.ckpt/2 does not fit the graph.*Saver\(partial=True\)"):
+        train(tmp_path, 1, names="wb")
+
+
+def test_variables_in_no_checkpoint_are_told_at_the_start(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def weights_only() -> harness.Saver:
+        return harness.Saver(rt.trainable_variables())
+
+    train(tmp_path, 1, saver=weights_only)
+    assert "1 global variables are in no checkpoint: global_step; a chief that is started again" in caplog.text
+    with pytest.raises(RuntimeError, match="Restored: .*model.ckpt/1.*not initialized: global_step"):
+        train(tmp_path, 1, saver=weights_only)
+    caplog.clear()
+    train(tmp_path / "other", 1)
+    assert "in no checkpoint" not in caplog.text
+
+
+def test_what_a_checkpoint_lacks_begins_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    def partial() -> harness.Saver:
+        return harness.Saver(partial=True)
+
+    train(tmp_path, 3, saver=partial)
+    assert train(tmp_path, 2, "wb", saver=partial) == {"step": 3, "w": 3, "b": 0}
+    assert "lacks b: initial values are taken" in caplog.text
+    assert train(tmp_path, 0, "wb", saver=partial) == {"step": 5, "w": 5, "b": 2}
+
+
+def test_a_deferred_saver_looks_into_the_graph_of_the_session(tmp_path: pathlib.Path) -> None:
+    assert train(tmp_path, 2, saver=lambda: harness.Saver(defer_build=True))["step"] == 0
+    assert train(tmp_path, 0)["step"] == 2
+
+
+def test_checkpoints_of_tensorflow_are_named(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1200"\n')
+    for kind in ("index", "data-00000-of-00001"):
+        (tmp_path / f"model.ckpt-1200.{kind}").write_bytes(b"x")
+    assert harness.latest_checkpoint(str(tmp_path)) is None
+    assert "TensorFlow's, which cannot be read" in caplog.text
+    for name in ("", "/model.ckpt-1200"):
+        with pytest.raises(ValueError, match="TensorFlow's, which cannot be read"):
+            harness.load_checkpoint(f"{tmp_path}{name}")
+
+
+def test_a_restore_in_init_fn_leaves_the_states_alone(tmp_path: pathlib.Path) -> None:
+    place = {"example": 2000}
+    taken: list[Any] = []
+    harness.checkpointable("data", lambda: place, taken.append)
+    try:
+        train(tmp_path / "old", 1)
+        old = harness.latest_checkpoint(str(tmp_path / "old"))
+        saver = harness.Saver([rt.Variable(np.float32(0), name="w")])
+        with rt.Session() as sess:
+            saver.restore(sess, old)
+            assert not taken
+            saver.restore_latest(sess, str(old))
+            assert taken == [place]
+    finally:
+        harness.forget_checkpointable("data")
+
+
+@pytest.mark.parametrize("ask", [harness.latest_checkpoint, harness.load_checkpoint, "iterator", "restore"])
+def test_a_step_that_is_deleted_meanwhile_is_no_error(
+    tmp_path: pathlib.Path, ask: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from harness.checkpoints import layout
+
+    train(tmp_path, 2)
+    series = tmp_path / "model.ckpt"
+    shutil.copytree(series / "2", series / "3")  # without a manifest it is dated by the file system
+    (series / "3" / "bellwether.json").unlink()
+    found = layout.steps_in
+
+    def then_deleted(directory: str) -> list[layout.Step]:
+        steps = found(directory)
+        shutil.rmtree(series / "3", ignore_errors=True)
+        return steps
+
+    monkeypatch.setattr(layout, "steps_in", then_deleted)
+    monkeypatch.setattr(layout, "managers_below", lambda logdir: [str(series)])
+    if ask == "iterator":
+        assert next(iter(harness.checkpoints_iterator(str(tmp_path)))) == str(series / "2")
+    elif ask == "restore":
+        step = harness.get_or_create_global_step()
+        with rt.Session() as sess:
+            assert harness.Saver([step]).restore_latest(sess, str(tmp_path)) == str(series / "2")
+    elif ask is harness.load_checkpoint:
+        assert ask(str(tmp_path)).path == str(series / "2")
+    else:
+        assert ask(str(tmp_path)) == str(series / "2")
+    assert "damaged" not in caplog.text
