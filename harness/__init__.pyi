@@ -29,8 +29,6 @@ from harness.monitoring.progress import Progress as Progress
 from harness.monitoring.trackers import MlflowTracker as MlflowTracker
 from harness.monitoring.trackers import Tracker as Tracker
 from harness.monitoring.trackers import WandbTracker as WandbTracker
-from harness.optimizers.collective import CollectiveReplicas as CollectiveReplicas
-from harness.optimizers.collective import join_group as join_group
 from harness.optimizers.exponential_moving_average import ExponentialMovingAverage as ExponentialMovingAverage
 from harness.optimizers.gradient_accumulation import accumulated as accumulated
 from harness.optimizers.optimizer import AnyOptimizer as AnyOptimizer

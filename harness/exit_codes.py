@@ -71,10 +71,10 @@ CONFIGURATION = ExitCode(
 DATA = ExitCode("data", "data or a checkpoint is missing or damaged", Retry.NEVER, 65, 2, 42, errors=("DataLossError",))
 LOST = ExitCode(
     "lost",
-    "contact with the cluster, or the group of processes, is lost",
+    "contact with the cluster is lost",
     Retry.COUNTED,
     *(75, 138, 138),
-    errors=("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError", "GroupLostError"),
+    errors=("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError"),
 )
 BUG = ExitCode(
     "bug",

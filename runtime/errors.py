@@ -23,7 +23,6 @@ The whole tree, with the status code of each type and the built-in exception it 
     |   `-- TaskLeftError            the task has left in order, as training is over
     |-- UnimplementedError       12  the task does not know this operation, method or version
     |-- InternalError            13  a broken invariant: a bug of ours
-    |   `-- GroupLostError           a group of processes that compute together has lost one
     |-- UnavailableError         14  ConnectionError: no contact with the task; try again
     |-- DataLossError            15  a file or frame is damaged
     `-- UnauthenticatedError     16  the token or certificate is missing or wrong
@@ -203,12 +202,6 @@ class InternalError(OpError):
     code = 13
 
 
-class GroupLostError(InternalError):
-    """A group of processes that compute together has lost one of them: all must be started again."""
-
-    kind = 1
-
-
 class UnavailableError(OpError, ConnectionError):
     """No contact with the task; trying again may help."""
 
@@ -262,7 +255,6 @@ _KINDS: Final = {
         DiskFullError,
         UninitializedError,
         TaskLeftError,
-        GroupLostError,
     )
 }
 

@@ -14,7 +14,6 @@ from runtime.checkpoint.states import register_state
 from runtime.cluster.spec import agree
 from runtime.errors import (
     DiskFullError,
-    GroupLostError,
     MissingFeedError,
     SnapshotError,
     TakeoverError,
@@ -22,7 +21,6 @@ from runtime.errors import (
     one_line,
     printable,
 )
-from runtime.graph.collectives import group_broadcast, group_mean
 from runtime.graph.deferred_update import ALL_WORKERS, Quorum, bounded_update
 from runtime.graph.gradients import without_derivative
 from runtime.graph.host_ops import host_call
@@ -54,7 +52,6 @@ __all__ = [
     "Condition",
     "DType",
     "DiskFullError",
-    "GroupLostError",
     "MissingFeedError",
     "Quorum",
     "RunRecordView",
@@ -73,8 +70,6 @@ __all__ = [
     "data_type_number",
     "dtype_name",
     "explain_flags",
-    "group_broadcast",
-    "group_mean",
     "host_call",
     "in_thread",
     "make_private_directory",

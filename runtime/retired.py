@@ -14,6 +14,9 @@ from typing import Final, ParamSpec, TypeVar
 from runtime.errors import InvalidArgumentError
 
 REPLACEMENTS: Final[Mapping[str, str]] = {
+    "--sync=collective": "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)",
+    "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
+    "Server(admission=)": "since 0.2 workers that crowd the cores of a host all train at once; leave the argument out",
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
 }

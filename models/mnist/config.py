@@ -21,7 +21,7 @@ ENGINES: Mapping[str, Callable[[], rt.TFConfigClusterResolver | rt.JobSetCluster
 _NO_FLAGS = ("checkpoint_root", "cluster", "limits")
 _LIMIT = "limit_"
 """How the flag of a field of ``rt.Limits`` begins."""
-ASYNC, PS, COLLECTIVE = "async", "ps", "collective"
+ASYNC, PS = "async", "ps"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
 
@@ -34,7 +34,7 @@ class _SyncParser(flags.EnumParser):
 
 
 def _define_sync(name: str, default: str, help: str) -> None:
-    flag = flags.Flag(_SyncParser([ASYNC, PS, COLLECTIVE]), flags.ArgumentSerializer(), name, default, help)
+    flag = flags.Flag(_SyncParser([ASYNC, PS]), flags.ArgumentSerializer(), name, default, help)
     flag.boolean = True  # may stand without a value
     flags.DEFINE_flag(flag)
 
@@ -171,8 +171,8 @@ class Config:
     )
     sync: str = _sync(
         ASYNC,
-        "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=collective: no ps, every "
-        "process holds the model (start with --ps=0). --sync=async: each worker for itself.",
+        "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=async: each worker for "
+        "itself.",
     )
     replicas_to_aggregate: int | None = _count(
         None,
@@ -290,7 +290,7 @@ class Config:
         """How many workers' batches one global step stands for."""
         if self.sync == PS:  # where workers come and go, as many as there are at first
             return self.replicas_to_aggregate or self.workers
-        return self.workers if self.sync == COLLECTIVE else 1
+        return 1
 
     def steps_per_epoch(self, examples: int) -> float:
         """How many global steps a pass over so many training examples takes."""
@@ -310,8 +310,6 @@ class Config:
         if self.insecure and self.security:
             return "--insecure lets everybody in, and --security only some: leave one of them out"
         trainers = self.worker_hosts or self.chief_hosts
-        if self.sync == COLLECTIVE and self.ps_hosts:
-            return "--sync=collective has no use for --ps_hosts: start it without ps, as in harness.launch --ps=0"
         if self.sync != ASYNC and self.max_staleness is not None:
             return "--max_staleness bounds asynchronous training: leave it out with --sync"
         if self.ps_backups and (ps := len(self.ps_hosts)) < 2:
@@ -329,8 +327,6 @@ class Config:
             monitoring.StepProfiler.from_text(self.profile_steps, self.logdir)
         except ValueError as error:
             return str(error)
-        if self.sync == COLLECTIVE and self.chief_hosts:
-            return "--sync=collective has no job of its own for the chief: leave --chief_hosts out"
         if len(self.chief_hosts) > 1:
             return f"--chief_hosts names {len(self.chief_hosts)} tasks: a run has one chief"
         if self.job_name == "evaluator":
@@ -341,7 +337,7 @@ class Config:
             return None
         if self.job_name == "chief" and not self.chief_hosts:
             return "--job_name=chief needs --chief_hosts, the same on every task"
-        if trainers and not self.ps_hosts and self.sync != COLLECTIVE:
+        if trainers and not self.ps_hosts:
             return "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222"
         if self.ps_hosts and not trainers and self.cluster is None:
             return "--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223"
@@ -354,8 +350,6 @@ class Config:
 
     def _not_elastic(self) -> str | None:
         """What does not go together with --elastic."""
-        if self.sync == COLLECTIVE:
-            return "--elastic needs ps: with --sync=collective the group of processes is fixed"
         if self.prefetch:
             return "--elastic counts a batch with its own step: leave --prefetch out"
         if self.sync == PS and self.decay == "linear" and self.train_steps is None:

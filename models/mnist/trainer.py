@@ -32,7 +32,7 @@ import runtime as rt
 from harness import exit_codes, monitoring
 from models.mnist import config as config_flags
 from models.mnist import data
-from models.mnist.config import COLLECTIVE, PS, Config
+from models.mnist.config import PS, Config
 from models.mnist.files import DataError
 from models.mnist.model import MODELS
 from models.mnist.pictures import Pictures
@@ -53,24 +53,10 @@ def main(argv: list[str]) -> None:
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
     with harness.preemptible(config.preempt_grace_secs):
-        if config.sync == COLLECTIVE:
-            collective(config)
-        elif config.job_name == "evaluator":
+        if config.job_name == "evaluator":
             follow(config)
         else:
             between_graph(config)
-
-
-def collective(config: Config) -> None:
-    """Does this process's part where every process holds the whole model."""
-    hosts = list(config.worker_hosts or ["localhost:0"])
-    try:
-        group = harness.join_group(hosts, config.task_index, security=config.given_security)
-    except rt.OpError as error:
-        exit_codes.leave(exit_codes.of_error(error), f"worker {config.task_index}: {error}")
-    with group.member():
-        # Each process leads the small world of its own; only process 0 has files, and gives the others what is in them.
-        train(config, "", None, leads=True, logdir=group.logdir(config.logdir))
 
 
 def between_graph(config: Config) -> None:
@@ -298,8 +284,6 @@ def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOpti
             sync_timeout_secs=config.sync_timeout_secs,
             elastic=config.elastic,
         )
-    if config.sync == COLLECTIVE:
-        return harness.CollectiveReplicas(optimizer)
     if config.max_staleness is not None:
         return harness.StaleSynchronous(optimizer, config.max_staleness, worker=config.number)
     return optimizer

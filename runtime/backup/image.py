@@ -152,12 +152,11 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
 
 
 def _stage(call: RegisteredCall) -> Entry:
-    sha256, generation, traced, needs_admission = call.origin
+    sha256, generation, traced = call.origin
     meta = {
         "sha256": sha256.hex(),
         "generation": generation,
         "traced": traced,
-        "needs_admission": needs_admission,
         "writes": call.writes,
     }
     return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
@@ -183,7 +182,6 @@ def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
             meta["generation"],
             meta["traced"],
             meta["writes"],
-            needs_admission=meta["needs_admission"],
             handle=handle,
             foreign=True,
         )

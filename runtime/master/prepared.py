@@ -17,10 +17,8 @@ from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.counters import StepTimes
 from runtime.plan.phases import phases
 from runtime.plan.plan import Plan, StageCall
-from runtime.task.admission import is_subject_to_admission
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
-from runtime.transport.endpoint import host_id
 
 NOT_COMPUTED = np.array(None)
 """Stands in a step's table of values for what is not computed yet. No stage takes it: it is an array of objects."""
@@ -99,8 +97,7 @@ def register(
     writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
 
     def remote(task: RemoteTask, call: StageCall) -> RemoteCall:
-        needs_admission = not traced and task.host_id == host_id() and is_subject_to_admission(plan, call)
-        made = task.register(call, frozenset(plan.fetches), timeout, writes, traced, needs_admission)
+        made = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
         registered.setdefault(task, []).append(made.handle)
         return made
 

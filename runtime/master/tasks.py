@@ -313,7 +313,6 @@ class RemoteTask:
         timeout: float | None,
         writes: Mapping[str, int] | None = None,
         traced: bool = False,
-        needs_admission: bool = False,
     ) -> RemoteCall:
         """Registers a stage call on the task.
 
@@ -323,7 +322,6 @@ class RemoteTask:
             timeout: seconds.
             writes: by task, the writing stages of the whole plan, when it has several.
             traced: time its runs.
-            needs_admission: a read that waits for the session's admission (``runtime.task.admission``).
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -331,7 +329,6 @@ class RemoteTask:
             generation=self.generation,
             writes=writes,
             traced=traced,
-            needs_admission=needs_admission,
             session=self._client,
         )
 

@@ -137,7 +137,6 @@ class RegisterRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     TRACED_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
-    NEEDS_ADMISSION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """the one the sender means; another one answers ABORTED"""
     generation: _builtins.int
@@ -146,8 +145,6 @@ class RegisterRequest(_message.Message):
     """a second handle, whose runs are timed"""
     session: _builtins.int
     """the handle is good for as long as it lives"""
-    needs_admission: _builtins.bool
-    """a training step of this host begins with it, which may wait for admission"""
     @_builtins.property
     def call(self) -> _stage_pb2.StageCallDef: ...
     @_builtins.property
@@ -163,11 +160,10 @@ class RegisterRequest(_message.Message):
         generation: _builtins.int = ...,
         traced: _builtins.bool = ...,
         session: _builtins.int = ...,
-        needs_admission: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "needs_admission", b"needs_admission", "session", b"session", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "generation", b"generation", "incarnation", b"incarnation", "session", b"session", "traced", b"traced", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

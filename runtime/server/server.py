@@ -103,8 +103,6 @@ class Server:
         bind: host name or address to listen on, where that is not the one in the cluster (behind a NAT, in a container
             with a port of its host); "0.0.0.0" for all interfaces. By default what ``BELLWETHER_BIND`` says, else the
             task's address and no other.
-        admission: whether a ps lets workers that crowd the cores of its host train a few at a time. By default yes,
-            unless ``BELLWETHER_TURNS`` is 0.
         security: the certificates or the token of the cluster, or that it lets everybody in; by default what
             ``BELLWETHER_SECURITY`` says. Without either, a task that only this machine reaches draws a token that all
             processes of this user find, and any other does not start.
@@ -143,7 +141,6 @@ class Server:
         ps_backups_lag: int = DEFAULT_LAG,
         checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         bind: str | None = None,
-        admission: bool | None = None,
         security: Security | None = None,
         programs: str | None = None,
         limits: Limits | None = None,
@@ -181,8 +178,6 @@ class Server:
         """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), form, limits)
-        if admission is not None:
-            self.worker.admission.enabled = admission
         self.worker.checkpoint_participant.roots = roots
         self.worker.checkpoint_participant.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))

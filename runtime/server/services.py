@@ -74,7 +74,6 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             traced,
             dict(request.writes),
             request.session,
-            request.needs_admission,
             foreign=True,
         )
         if found is None:

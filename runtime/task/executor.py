@@ -28,7 +28,7 @@ from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Claim, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
-from runtime.task.host_kernels import RAW, Context, find_kernel
+from runtime.task.host_kernels import Context, find_kernel
 from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -290,9 +290,7 @@ class PreparedStage:
         if self._store.run.generation != self._generation:
             raise self._fenced()
         deferred = None if self._executable is None else DeferredUpdate(self)
-        values: list[Any] = list(inputs)  # a kernel that is not in RAW gets numpy arrays only
-        if not RAW.issuperset(self._kernels):
-            values = [np.asarray(i) for i in inputs]
+        values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             context = Context(self._store, self._task, call.op, client, cancelled, deferred)
             try:

@@ -63,7 +63,6 @@ of them it copies. What it hands on need not be copied: a stage's outputs own th
 KERNELS: dict[str, Kernel] = {}
 _HOMES = {
     "accumulator": "runtime.kernels.resources",
-    "collective": "runtime.kernels.collectives",
     "queue": "runtime.kernels.resources",
     "quorum": "runtime.kernels.quorum_kernels",
     "summary": "runtime.kernels.summaries",
@@ -71,22 +70,15 @@ _HOMES = {
 """First part of a kernel's name -> the module that registers it, imported when first asked for."""
 
 
-RAW: set[Kernel] = set()
-"""Kernels that take JAX arrays as they are, on whatever device."""
-
-
-def kernel(name: str, *, raw: bool = False) -> Callable[[Kernel], Kernel]:
+def kernel(name: str) -> Callable[[Kernel], Kernel]:
     """Registers a host kernel. One that may wait is named in ``runtime.graph.op_kinds.WAITING``.
 
     Args:
         name: what stages call it by.
-        raw: it may be given JAX arrays in the place of numpy's.
     """
 
     def register(fn: Kernel) -> Kernel:
         KERNELS[name] = fn
-        if raw:
-            RAW.add(fn)
         return fn
 
     return register

@@ -35,10 +35,8 @@ class RegisteredCall:
         self.call = call
         self.handle = 0
         self.digest = b""
-        self.origin: tuple[bytes, int, str, bool] = (b"", 0, "", False)
-        """What it was registered with: hash of the program, generation, traced, needs admission."""
-        self.needs_admission = False
-        """Whether it waits for the session's admission (``runtime.task.admission``)."""
+        self.origin: tuple[bytes, int, str] = (b"", 0, "")
+        """What it was registered with: hash of the program, generation, traced."""
         self.writes = dict(writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
         self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself

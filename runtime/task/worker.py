@@ -37,7 +37,6 @@ from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task import program_verifier
-from runtime.task.admission import AdmissionControl
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.module_trial import ModuleTrials
@@ -128,7 +127,6 @@ class Worker:
         ] = {}  # by session: (lane or 0, what ends the call's waits)
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
-        self.admission = AdmissionControl()
         self.counters = TaskCounters()
         self._trials = ModuleTrials()
         self._gone: OpError | None = None
@@ -198,7 +196,6 @@ class Worker:
         traced: str = "",
         writes: Mapping[str, int] | None = None,
         session: int = NOBODY,
-        needs_admission: bool = False,
         handle: int = 0,
         foreign: bool = False,
     ) -> RegisteredCall | None:
@@ -211,7 +208,6 @@ class Worker:
             traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
             writes: by task, the writing stages of the whole plan, when it has several.
             session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
-            needs_admission: a read (``is_subject_to_admission``) that waits for the session's admission.
             handle: that it had in an earlier process of this task; 0 makes a new one.
             foreign: another process has made it: its program is an expression list, or is verified where this task
                 takes StableHLO.
@@ -240,7 +236,7 @@ class Worker:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), needs_admission, foreign)
+        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), foreign)
         digest = hashlib.sha256(repr(identity).encode()).digest()
         if session in self._ended:
             session = NOBODY
@@ -258,8 +254,7 @@ class Worker:
             prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
             self.program_watch.begin()
         registered = RegisteredCall(call, prepared, writes or {})
-        registered.origin = (sha256, generation, traced, needs_admission)
-        registered.needs_admission = needs_admission and self.admission.enabled
+        registered.origin = (sha256, generation, traced)
         if traced:
             registered.prepared = TracedStage(prepared, call, self.tracer, traced == "over the wire")
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
@@ -404,7 +399,6 @@ class Worker:
 
     def _forget(self, session: int) -> None:
         self.counters.forget(session)
-        self.admission.forget(session)
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:
@@ -442,8 +436,6 @@ class Worker:
         if handle == BACKUP:
             return Reply(self.about_backup(inputs), dynamic=True)
         registered = self.registered(handle)
-        if registered.needs_admission:
-            self.admission.begin(client)
         began = self.counters.begin()
         failed = True
         try:
@@ -457,7 +449,6 @@ class Worker:
             return reply
         finally:
             self.counters.end(began, registered.gated, failed)
-            self.admission.heard_of(client)
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message about a backup that this task holds."""

@@ -57,6 +57,7 @@ class Scene:
             "schedule": optax.cosine_decay_schedule(1e-3, 100),
             "batch": BATCH,
             "task_index": 0,
+            "target": self.cluster.target,
         }
         self.graph()
 

@@ -32,7 +32,6 @@ APART = {
     "launch.md: PS=2 WORKERS=14": "needs Slurm and four hosts; tests/harness/launch/test_slurm.py gives PS and RUN",
     "launch.md: python train.py": "needs Ray; tests/harness/ray runs such a program, and ray job submit",
     "security.md: export BELLWETHER_SECURITY": "needs Slurm; configs/slurm.sbatch has these lines",
-    "sync.md: python -m benchmarks.sync": "needs TensorFlow beside, and minutes; tests/test_scaling_model.py reads it",
 }
 """Blocks that do not run here, by page and first words: why, and who runs the like of it. Their flags are checked."""
 DRY = ("CONTRIBUTING.md: make setup", "monitoring.md: make tensorboard")
@@ -71,7 +70,6 @@ ROLES = shown("security.md", "--role=observer")
 TOKEN = shown("security.md", "rand -hex 32")
 OBSERVER = shown("security.md", "printf observer")
 BEARER = shown("security.md", "printf metrics")
-COLLECTIVE = shown("sync.md", "--sync=collective")
 TF1 = shown("tf1.md", "-m package.module")
 TF1_CLUSTER = shown("tf1.md", "harness.launch")
 TF1_CHECK = shown("tf1.md", "--check old/")
@@ -259,13 +257,6 @@ def test_a_run_is_watched_from_a_terminal(tmp_path: pathlib.Path) -> None:
             watch.expect("/job:ps/task:0")  # again, a while later
         run.signal(2)
         assert run.wait() == exit_codes.INTERRUPTED.plain, run.story()
-
-
-def test_workers_without_ps_train_in_a_group(tmp_path: pathlib.Path) -> None:
-    (line,) = commands(COLLECTIVE)
-    with background(f"{line} --train_steps=10", tmp_path) as run:
-        assert run.wait() == 0, run.story()
-        run.expect("Test-Accuracy: ")
 
 
 FLAGS = """

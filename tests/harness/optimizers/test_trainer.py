@@ -19,8 +19,8 @@ GOAL = 60
 @real_mnist.needed
 @pytest.mark.parametrize(
     ("ps", "mode", "over"),
-    [(2, ["--sync"], 0), (1, ["--sync", "--replicas_to_aggregate=1"], 1), (0, ["--sync=collective"], 0)],
-    ids=["ps", "backup", "collective"],
+    [(2, ["--sync"], 0), (1, ["--sync", "--replicas_to_aggregate=1"], 1)],
+    ids=["ps", "backup"],
 )
 def test_trains_to_the_very_step(tmp_path: pathlib.Path, ps: int, mode: list[str], over: int) -> None:
     """The global step moves by one for each aggregate, up to the one that was asked for; a backup may be under way."""

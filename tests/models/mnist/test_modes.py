@@ -33,7 +33,6 @@ def parsed() -> Iterator[Callable[..., Config]]:
         ("--sync=ps", "ps"),
         ("--nosync", "async"),
         ("--sync=async", "async"),
-        ("--sync=collective", "collective"),
     ],
 )
 def test_sync_with_and_without_a_value(parsed: Callable[..., Config], argument: str, mode: str) -> None:
@@ -51,7 +50,6 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     for arguments, kind, batches in [
         (["--sync", "--replicas_to_aggregate=2"], harness.SyncReplicas, 2),
         (["--sync"], harness.SyncReplicas, 3),
-        (["--sync=collective"], harness.CollectiveReplicas, 3),
         (["--max_staleness=2"], harness.StaleSynchronous, 1),
         ([], harness.Optimizer, 1),
     ]:
@@ -64,14 +62,12 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["--sync=collective", "--ps_hosts=a:1", "--worker_hosts=b:1"], "--ps_hosts"),
         (["--sync", "--max_staleness=1"], "--max_staleness"),
         (["--sync_timeout_secs=1"], "--sync_timeout_secs"),
         (["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1"], "there are 1"),
         (["--worker_hosts=b:1"], "--ps_hosts is empty"),
         (["--ps_hosts=b:1"], "--worker_hosts is empty"),
         (["--task_index=1"], "--task_index=1: --worker_hosts names 1 tasks"),
-        (["--elastic", "--sync=collective"], "--elastic needs ps"),
         (["--elastic", "--prefetch=1"], "leave --prefetch out"),
         (["--elastic", "--sync", "--decay=linear"], "give --train_steps"),
         (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),

@@ -43,7 +43,6 @@ def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> N
     [
         (["--job_name=chief", "--ps_hosts=p:1", "--worker_hosts=a:1"], "--job_name=chief needs --chief_hosts"),
         (["--ps_hosts=p:1", "--chief_hosts=a:1,b:1"], "a run has one chief"),
-        (["--sync=collective", "--chief_hosts=a:1", "--worker_hosts=b:1"], "no job of its own for the chief"),
         (["--job_name=evaluator", "--logdir="], "--logdir is empty"),
         (["--job_name=evaluator", "--patience=3"], "--patience asks a ps"),
         ([*HOSTS, "--task_index=2"], "--task_index=2: --worker_hosts names 2 tasks"),

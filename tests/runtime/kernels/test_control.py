@@ -16,9 +16,8 @@ import runtime as rt
         lambda optimizer: optimizer,
         lambda optimizer: harness.SyncReplicas(optimizer, 1, 1, worker=0),
         lambda optimizer: harness.StaleSynchronous(optimizer, 1, worker=0),
-        lambda optimizer: harness.CollectiveReplicas(optimizer),
     ],
-    ids=["plain", "sync", "stale", "collective"],
+    ids=["plain", "sync", "stale"],
 )
 @pytest.mark.parametrize("grouped", [False, True])
 def test_what_a_training_operation_was_made_under_runs_once(wrap: Callable[[Any], Any], grouped: bool) -> None:
