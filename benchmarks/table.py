@@ -1,4 +1,4 @@
-"""The whole table of `make bench`: steps per second beside the peers, single operations, the bars, a file and a plot.
+"""The whole table of `make bench`: steps per second beside the peers, the bars, a file and a plot.
 
     python -m benchmarks.table --systems=ours,pipelined,tcp,plain,tf,torch
 
@@ -19,12 +19,11 @@ from typing import Any
 
 from absl import app, flags
 
-from benchmarks import operations, step_rate
+from benchmarks import step_rate
 from benchmarks.common import PEERS_PYTHON, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("tf", "torch")
-SIZES = (4, 318_000, 4 << 20, 64 << 20)
 
 _SYSTEMS = flags.DEFINE_list(
     "systems", ["ours", "pipelined", "tcp", "plain", "tf", "torch"], "What to measure; `plain` is for one worker only."
@@ -32,7 +31,6 @@ _SYSTEMS = flags.DEFINE_list(
 _ROWS = flags.DEFINE_list("rows", [], "Rows to measure, as ps-workers-hidden such as 1-2-100; all by default.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns that each system takes in a row.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Length of a turn, in seconds.", lower_bound=0.1)
-_OPERATIONS = flags.DEFINE_bool("operations", True, "Measure single operations too.")
 _WRITE = flags.DEFINE_bool("write", True, "Write the results and the plot.")
 
 
@@ -63,12 +61,6 @@ ROWS = (
     Row(1, 2, 4096, {"ours": {"best": 1.2}, "pipelined": {"best": 1.4}}),
 )
 
-OPERATION_BARS: Mapping[str, Mapping[int, float]] = {
-    "tcp": {4: 6.0, 318_000: 3.5, 4 << 20: 1.6, 64 << 20: 1.6},
-    "ours": {64 << 20: 2.5},
-}
-"""By system and bytes, how many times faster than TensorFlow a push and a pull must be."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -96,17 +88,6 @@ def verdicts(row: Row, rates: Mapping[str, float]) -> list[Verdict]:
             if system in known and peer in known:
                 found.append(Verdict(system, peer, bar, known[system] / known[peer]))
     return found
-
-
-def operation_verdicts(found: operations.Figures) -> list[Verdict]:
-    """The bars of single operations."""
-    return [
-        Verdict(f"{system} {what} {size} B", "tf", bar, found["tf"][str(size)][what] / found[system][str(size)][what])
-        for system, bars in OPERATION_BARS.items()
-        if system in found and "tf" in found
-        for size, bar in bars.items()
-        for what in ("push", "pull")
-    ]
 
 
 def versions() -> dict[str, str]:
@@ -164,12 +145,6 @@ def main(argv: list[str]) -> None:
                 "bars": [asdict(v) for v in verdicts(row, rates)],
             }
         )
-    if _OPERATIONS.value:
-        found = operations.measure([s for s in ("ours", "tcp", "tf") if s in systems], list(SIZES), 1.0)
-        document["operations_ms"] = found
-        print(json.dumps(found, indent=1))
-        for verdict in operation_verdicts(found):
-            print(verdict)
     if _WRITE.value:
         _write(document)
 

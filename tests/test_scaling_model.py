@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.common import ROOT
-from benchmarks.scaling_model import Costs, Job, SharedHost, forecast, ps_needed, throughput
+from benchmarks.scaling_model import Costs, Job, forecast, ps_needed, throughput
 
 COSTS = Costs(ps_step_secs=150e-6, ps_byte_secs=0.3e-9, worker_step_secs=200e-6, worker_byte_secs=0.3e-9)
 JOB = Job(model_bytes=400e6, workers=64, compute_secs=0.12, network_bytes_per_s=2.9e9)
@@ -91,18 +91,9 @@ def test_more_ps_do_not_help_where_the_calls_are_the_limit() -> None:
     assert ps_needed(calls, replace(COSTS, worker_step_secs=0.0), most=64) is None
 
 
-def test_processor_time_bounds_a_shared_host() -> None:
-    host = SharedHost(1e-3, 0.2e-3, 0.0, lone_cores=1.25, most_cores=2.0, variables=5)
-    assert host.steps_per_s(1, 1) == pytest.approx(1.25 / 1e-3)
-    assert host.steps_per_s(1, 64) == pytest.approx(2 / 1e-3, rel=0.02)
-    assert host.steps_per_s(3, 64) == pytest.approx(2 / 1.4e-3, rel=0.02)
-    crowded = replace(host, more_worker_cpu_secs=0.05e-3)
-    assert crowded.steps_per_s(1, 16) < crowded.steps_per_s(1, 4)
-
-
 @pytest.mark.cluster
 def test_the_command_line_answers() -> None:
-    command = [sys.executable, "-m", "benchmarks.scaling", "--plan", "--model_mb=400", "--workers=64"]
+    command = [sys.executable, "-m", "benchmarks.scaling", "--model_mb=400", "--workers=64"]
     command += ["--step_ms=120", "--network_gbit=25"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0, answer.stderr

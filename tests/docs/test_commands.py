@@ -59,7 +59,7 @@ def shown(page: str, text: str) -> Block:
 
 
 MANIFEST = shown("kubernetes.md", "harness.manifests")
-PLAN = shown("scaling.md", "--plan")
+PLAN = shown("scaling.md", "benchmarks.scaling")
 INSPECT = shown("monitoring.md", "inspect_checkpoint")
 STATUS = shown("monitoring.md", "harness.status")
 DASHBOARD = shown("monitoring.md", "prometheus --config")
