@@ -120,7 +120,7 @@ def _instrument(watch: Stopwatch, trainer: Any) -> None:
     watch.on(trainer, "build", "graph")
     watch.on(supervisor.Supervisor, "__init__", "supervisor")
     watch.on(session, "make_plan", "plan")
-    watch.on(lower, "export_program", "export")
+    watch.on(lower, "own_program", "export")
     watch.on(lower, "write_program", "export")
     watch.on(master, "join", "cluster ready")
     watch.on(compiler, "_compile", "compile")

@@ -13,10 +13,14 @@ from typing import Final, ParamSpec, TypeVar
 
 from runtime.errors import InvalidArgumentError
 
+_LISTS: Final = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
 REPLACEMENTS: Final[Mapping[str, str]] = {
     "--sync=collective": "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)",
     "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
     "Server(admission=)": "since 0.2 workers that crowd the cores of a host all train at once; leave the argument out",
+    "--ps_programs": f"{_LISTS}; leave the flag out",
+    "BELLWETHER_PS_PROGRAMS": f"{_LISTS}; unset the variable",
+    "Server(programs=)": f"{_LISTS}; leave the argument out",
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
 }

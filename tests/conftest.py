@@ -86,10 +86,6 @@ def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
 
 
-_OF_THE_PROCESS = ("resource_tracker", "module_trial")
-"""Python's helper, and where servers of a wider scope try modules out (tests/runtime/task/test_module_trial.py)."""
-
-
 def _children() -> list[psutil.Process]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -98,7 +94,7 @@ def _children() -> list[psutil.Process]:
     # Python's own helper for shared memory, and what tasks are forked from, stay for the life of the process.
     lasting = Zygote.lasting_processes()
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.pid not in lasting and not any(name in _describe(p) for name in _OF_THE_PROCESS)]
+    return [p for p in children if p.pid not in lasting and "resource_tracker" not in _describe(p)]
 
 
 def _describe(process: psutil.Process) -> str:

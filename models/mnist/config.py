@@ -196,12 +196,6 @@ class Config:
     max_staleness: int | None = _count(
         None, "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.", low=0
     )
-    ps_programs: str | None = _choice(
-        None,
-        ["expressions", "stablehlo"],
-        "What a task compiles for other processes. expressions: lists of operations that it makes itself of jax.lax. "
-        "stablehlo: modules that it verifies. Default: $BELLWETHER_PS_PROGRAMS, else expressions.",
-    )
     ps_backups: int = _count(
         0,
         "1 mirrors the variables of each ps on the next one: a ps that dies goes on from there, without a checkpoint.",

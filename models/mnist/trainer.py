@@ -116,7 +116,6 @@ def make_server(config: Config) -> rt.Server:
         ps_backups_lag=0 if config.ps_backups_sync else config.ps_backups_lag,
         checkpoint_root=config.checkpoint_root,
         security=config.given_security,
-        programs=config.ps_programs,
         limits=config.limits,
     )
 

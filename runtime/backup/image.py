@@ -50,7 +50,9 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
         for slot, value in held
     }
     calls, unused, sessions = worker.registry.kept()
-    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call)) for h, call in calls.items()}
+    # The calls of sessions in this process end with it.
+    foreign = {handle: call for handle, call in calls.items() if call.registration.foreign}
+    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call)) for h, call in foreign.items()}
     parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
     parts |= {_name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
     parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
@@ -152,11 +154,10 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
 
 
 def _stage(call: RegisteredCall) -> Entry:
-    sha256, generation, traced = call.origin
+    made = call.registration
     meta = {
-        "sha256": sha256.hex(),
-        "generation": generation,
-        "traced": traced,
+        "generation": made.generation,
+        "traced": made.traced,
         "writes": call.writes,
     }
     return Entry(meta, (np.frombuffer(call_to_proto(call.call).SerializeToString(), np.uint8),))
@@ -178,10 +179,9 @@ def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
         call = call_from_proto(stage_pb2.StageCallDef.FromString(entry.arrays[0].tobytes()))
         made = worker.register(
             call,
-            bytes.fromhex(meta["sha256"]),
             meta["generation"],
-            meta["traced"],
-            meta["writes"],
+            traced=meta["traced"],
+            writes=meta["writes"],
             handle=handle,
             foreign=True,
         )

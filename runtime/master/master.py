@@ -28,7 +28,7 @@ from runtime.master.run_orders import asked, holders, send_run_order
 from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, join
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
-from runtime.plan.place import Device, ProgramForm
+from runtime.plan.place import Device
 from runtime.plan.plan import COMPUTE, Plan
 from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
@@ -105,10 +105,10 @@ class MasterSession:
         self._trace_is_clean = True
 
     def _devices(self, task: Task) -> Sequence[Device]:
-        """A task's devices; programs of this process for itself are as JAX exports them."""
+        """Returns the devices of a task, marked as own where the task and the client are in this process."""
         if self.foreign or not isinstance(task, LocalTask):
             return task.devices
-        return [replace(device, programs=ProgramForm.STABLEHLO) for device in task.devices]
+        return [replace(device, is_own=True) for device in task.devices]
 
     def prepare(self, plan: Plan, traced: bool = False) -> PreparedPlan:
         """Registers the stages of a plan on their tasks.

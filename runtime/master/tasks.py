@@ -148,8 +148,7 @@ class LocalTask:
             traced: time its runs.
             foreign: the client is another process.
         """
-        worker, here = self.server.worker, "here" if traced else ""
-        found = worker.register(call, generation=self.generation, writes=writes, traced=here, foreign=foreign)
+        found = self.server.worker.register(call, self.generation, traced=traced, writes=writes, foreign=foreign)
         assert found is not None
         return found
 

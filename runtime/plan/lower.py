@@ -28,9 +28,9 @@ from runtime.graph.op_kinds import (
 )
 from runtime.graph.tracing import aval, needs_64_bit, trace
 from runtime.plan.draws import draw_alike
-from runtime.plan.exporting import export_program, write_program
+from runtime.plan.exporting import own_program, write_program
 from runtime.plan.partition import is_write
-from runtime.plan.place import Device, ProgramForm
+from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
 from runtime.tensor_spec import AnyArray, TensorSpec
 
@@ -274,23 +274,20 @@ def _export(
     traced: Traced,
 ) -> Program:
     try:
-        if device.programs is ProgramForm.EXPRESSIONS:
-            return write_program(run, arguments)
-        return export_program(run, arguments, device.platform)
+        return own_program(run, arguments, device.platform) if device.is_own else write_program(run, arguments)
     except NotInTableError as error:
         names = ", ".join(
             op.name for op in operations if op in traced.jaxprs and not _can_be_written(traced.jaxprs[op])
         )
         raise InvalidArgumentError(
-            f"operations [{names}] cannot be sent to {device.name}: {one_line(error)}; place them on a device of this "
-            "process, or start that task with --ps_programs=stablehlo (Server(programs=), BELLWETHER_PS_PROGRAMS)"
+            f"operations [{names}] cannot be sent to {device.name}: {one_line(error)}; "
+            "place them on a device of this process"
         ) from error
     except Exception as error:  # a callback in one of them, or something that this platform does not have
         names = ", ".join(op.name for op in operations)
-        text = one_line(error)
-        if "callback" in text:
-            text += "; a program of a step calls no Python: rt.Print prints in a step"
-        raise InvalidArgumentError(f"operations [{names}] cannot become a program for {device.name}: {text}") from error
+        raise InvalidArgumentError(
+            f"operations [{names}] cannot become a program for {device.name}: {one_line(error)}"
+        ) from error
 
 
 def _can_be_written(jaxpr: ClosedJaxpr) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,18 +9,6 @@ from runtime.cluster.device_spec import DeviceSpec
 from runtime.errors import InvalidArgumentError
 from runtime.graph.graph import Operation
 from runtime.graph.op_kinds import Host, Read, Update
-
-
-class ProgramForm(enum.StrEnum):
-    """What a program is written as.
-
-    Attributes:
-        EXPRESSIONS: a list of operations, which is data (``runtime.expressions``).
-        STABLEHLO: a module of XLA's, made by ``jax.export``.
-    """
-
-    EXPRESSIONS = "expressions"
-    STABLEHLO = "stablehlo"
 
 
 @dataclass(frozen=True)
@@ -34,8 +21,8 @@ class Device:
         type: "CPU", "GPU" ...
         index: which one of that type.
         platform: XLA's name of the platform programs are lowered for ("cpu", "cuda", "rocm", "tpu").
-        programs: what the session's programs for it are written as: what its task takes from other processes, and
-            StableHLO for a task of the session's own process.
+        is_own: True for a device of the session's own process, which takes any JAX program. A device of another
+            process takes expression lists.
     """
 
     job: str
@@ -43,7 +30,7 @@ class Device:
     type: str = "CPU"
     index: int = 0
     platform: str = "cpu"
-    programs: ProgramForm = ProgramForm.EXPRESSIONS
+    is_own: bool = False
 
     @property
     def task_name(self) -> str:

@@ -5,15 +5,32 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
+from jax.extend.core import ClosedJaxpr
+
 from runtime.graph.op_kinds import Attrs, VariableSpec, kernel_may_wait
-from runtime.plan.place import Device, ProgramForm
+from runtime.plan.place import Device
 from runtime.tensor_spec import Array, TensorSpec
 
 PULL, COMPUTE, PUSH = 0, 1, 2
 """The parts of a training step: read variables, compute on the worker, update variables."""
+
+
+class ProgramIdentity(NamedTuple):
+    """The identity of a program: what its sender says of it is part of it, and is believed for no other sender.
+
+    Attributes:
+        sha256: SHA-256 of its bytes, in hexadecimal digits.
+        arguments: shape and dtype of each argument.
+        results: shape and dtype of each result.
+        is_own: True for a program that never leaves its process.
+    """
+
+    sha256: str
+    arguments: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+    is_own: bool
 
 
 @dataclass(frozen=True)
@@ -21,21 +38,27 @@ class Program:
     """One XLA program: ``(variables read, inputs) -> (variables written, outputs)``.
 
     Attributes:
-        blob: an expression list (``runtime.expressions``), or a serialized ``jax.export.Exported``; no donation in it.
+        blob: an expression list (``runtime.expressions``); with a jaxpr, the text of the module that JAX makes of it.
         arguments: shape and dtype of each argument.
         results: shape and dtype of each result.
-        form: what the blob is.
+        jaxpr: the computation of a program that never leaves its process; None for an expression list.
+        sha256: SHA-256 of the blob, in hexadecimal digits. By default computed; given where the blob may be missing.
     """
 
     blob: bytes
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
-    form: ProgramForm = ProgramForm.STABLEHLO
+    jaxpr: ClosedJaxpr | None = field(default=None, compare=False, repr=False)
+    sha256: str = ""
 
-    @cached_property
-    def sha256(self) -> str:
-        """What the program is known by: tasks compile equal programs once."""
-        return hashlib.sha256(self.blob).hexdigest()
+    def __post_init__(self) -> None:
+        if not self.sha256:
+            object.__setattr__(self, "sha256", hashlib.sha256(self.blob).hexdigest())
+
+    @property
+    def identity(self) -> ProgramIdentity:
+        """The identity by which a task keeps the program, and compiles it once."""
+        return ProgramIdentity(self.sha256, self.arguments, self.results, self.jaxpr is not None)
 
 
 @dataclass(frozen=True)

@@ -24,37 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19runtime/proto/stage.proto\x12\nbellwether\"-\n\rTensorSpecDef\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\"j\n\x0fVariableSpecDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.bellwether.TensorSpecDef\x12\x11\n\tcontainer\x18\x03 \x01(\t\x12\r\n\x05local\x18\x04 \x01(\x08\"\x83\x01\n\tDeviceDef\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\x05\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x10\n\x08platform\x18\x05 \x01(\t\x12,\n\x08programs\x18\x06 \x01(\x0e\x32\x1a.bellwether.ProgramFormDef\"\xae\x01\n\nProgramDef\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62lob\x18\x02 \x01(\x0c\x12,\n\targuments\x18\x03 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12*\n\x07results\x18\x04 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12(\n\x04\x66orm\x18\x05 \x01(\x0e\x32\x1a.bellwether.ProgramFormDef\"a\n\x0bHostCallDef\x12\x0e\n\x06kernel\x18\x01 \x01(\t\x12\x12\n\nattrs_json\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x03(\x05\x12\x0f\n\x07results\x18\x04 \x01(\x05\x12\n\n\x02op\x18\x05 \x01(\t\"/\n\tOutputDef\x12\x13\n\x0bis_variable\x18\x01 \x01(\x08\x12\r\n\x05index\x18\x02 \x01(\x05\"\x8f\x03\n\x08StageDef\x12%\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x15.bellwether.DeviceDef\x12.\n\tvariables\x18\x02 \x03(\x0b\x32\x1b.bellwether.VariableSpecDef\x12\r\n\x05reads\x18\x03 \x03(\x05\x12\x0e\n\x06writes\x18\x04 \x03(\x05\x12\x0f\n\x07\x64ynamic\x18\x05 \x01(\x08\x12)\n\x06inputs\x18\x06 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12&\n\x07outputs\x18\x07 \x03(\x0b\x32\x15.bellwether.OutputDef\x12/\n\x0coutput_specs\x18\x08 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12\'\n\x07program\x18\t \x01(\x0b\x32\x16.bellwether.ProgramDef\x12%\n\x04host\x18\n \x03(\x0b\x32\x17.bellwether.HostCallDef\x12\x14\n\x0cwrites_state\x18\x0b \x01(\x08\x12\x12\n\noperations\x18\x0c \x03(\t\"6\n\tRemoteDef\x12\r\n\x05input\x18\x01 \x01(\x05\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\x05\"4\n\x07HoldDef\x12\x0e\n\x06output\x18\x01 \x01(\x05\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\n\n\x02\x62y\x18\x03 \x03(\t\"\xbe\x01\n\x0cStageCallDef\x12#\n\x05stage\x18\x01 \x01(\x0b\x32\x14.bellwether.StageDef\x12\x0c\n\x04wave\x18\x02 \x01(\x05\x12\x0e\n\x06inputs\x18\x03 \x03(\x05\x12\x0f\n\x07outputs\x18\x04 \x03(\x05\x12%\n\x06remote\x18\x05 \x03(\x0b\x32\x15.bellwether.RemoteDef\x12\"\n\x05holds\x18\x06 \x03(\x0b\x32\x13.bellwether.HoldDef\x12\x0f\n\x07replies\x18\x07 \x03(\x05\"\x1a\n\x08\x41\x66terDef\x12\x0e\n\x06stages\x18\x01 \x03(\x05\"\x9a\x01\n\x07PlanDef\x12\r\n\x05\x66\x65\x65\x64s\x18\x01 \x01(\x05\x12\x11\n\tconstants\x18\x02 \x01(\x0c\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.bellwether.StageCallDef\x12\x0f\n\x07\x66\x65tches\x18\x04 \x03(\x05\x12\r\n\x05slots\x18\x05 \x01(\x05\x12#\n\x05\x61\x66ter\x18\x06 \x03(\x0b\x32\x14.bellwether.AfterDef*0\n\x0eProgramFormDef\x12\x0f\n\x0b\x45XPRESSIONS\x10\x00\x12\r\n\tSTABLEHLO\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19runtime/proto/stage.proto\x12\nbellwether\"-\n\rTensorSpecDef\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\"j\n\x0fVariableSpecDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.bellwether.TensorSpecDef\x12\x11\n\tcontainer\x18\x03 \x01(\t\x12\r\n\x05local\x18\x04 \x01(\x08\"[\n\tDeviceDef\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\x05\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x10\n\x08platform\x18\x05 \x01(\tJ\x04\x08\x06\x10\x07\"\x8a\x01\n\nProgramDef\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62lob\x18\x02 \x01(\x0c\x12,\n\targuments\x18\x03 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12*\n\x07results\x18\x04 \x03(\x0b\x32\x19.bellwether.TensorSpecDefJ\x04\x08\x05\x10\x06\"a\n\x0bHostCallDef\x12\x0e\n\x06kernel\x18\x01 \x01(\t\x12\x12\n\nattrs_json\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x03(\x05\x12\x0f\n\x07results\x18\x04 \x01(\x05\x12\n\n\x02op\x18\x05 \x01(\t\"/\n\tOutputDef\x12\x13\n\x0bis_variable\x18\x01 \x01(\x08\x12\r\n\x05index\x18\x02 \x01(\x05\"\x8f\x03\n\x08StageDef\x12%\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x15.bellwether.DeviceDef\x12.\n\tvariables\x18\x02 \x03(\x0b\x32\x1b.bellwether.VariableSpecDef\x12\r\n\x05reads\x18\x03 \x03(\x05\x12\x0e\n\x06writes\x18\x04 \x03(\x05\x12\x0f\n\x07\x64ynamic\x18\x05 \x01(\x08\x12)\n\x06inputs\x18\x06 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12&\n\x07outputs\x18\x07 \x03(\x0b\x32\x15.bellwether.OutputDef\x12/\n\x0coutput_specs\x18\x08 \x03(\x0b\x32\x19.bellwether.TensorSpecDef\x12\'\n\x07program\x18\t \x01(\x0b\x32\x16.bellwether.ProgramDef\x12%\n\x04host\x18\n \x03(\x0b\x32\x17.bellwether.HostCallDef\x12\x14\n\x0cwrites_state\x18\x0b \x01(\x08\x12\x12\n\noperations\x18\x0c \x03(\t\"6\n\tRemoteDef\x12\r\n\x05input\x18\x01 \x01(\x05\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\x05\"4\n\x07HoldDef\x12\x0e\n\x06output\x18\x01 \x01(\x05\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\n\n\x02\x62y\x18\x03 \x03(\t\"\xbe\x01\n\x0cStageCallDef\x12#\n\x05stage\x18\x01 \x01(\x0b\x32\x14.bellwether.StageDef\x12\x0c\n\x04wave\x18\x02 \x01(\x05\x12\x0e\n\x06inputs\x18\x03 \x03(\x05\x12\x0f\n\x07outputs\x18\x04 \x03(\x05\x12%\n\x06remote\x18\x05 \x03(\x0b\x32\x15.bellwether.RemoteDef\x12\"\n\x05holds\x18\x06 \x03(\x0b\x32\x13.bellwether.HoldDef\x12\x0f\n\x07replies\x18\x07 \x03(\x05\"\x1a\n\x08\x41\x66terDef\x12\x0e\n\x06stages\x18\x01 \x03(\x05\"\x9a\x01\n\x07PlanDef\x12\r\n\x05\x66\x65\x65\x64s\x18\x01 \x01(\x05\x12\x11\n\tconstants\x18\x02 \x01(\x0c\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.bellwether.StageCallDef\x12\x0f\n\x07\x66\x65tches\x18\x04 \x03(\x05\x12\r\n\x05slots\x18\x05 \x01(\x05\x12#\n\x05\x61\x66ter\x18\x06 \x03(\x0b\x32\x14.bellwether.AfterDefb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'runtime.proto.stage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROGRAMFORMDEF']._serialized_start=1545
-  _globals['_PROGRAMFORMDEF']._serialized_end=1593
   _globals['_TENSORSPECDEF']._serialized_start=41
   _globals['_TENSORSPECDEF']._serialized_end=86
   _globals['_VARIABLESPECDEF']._serialized_start=88
   _globals['_VARIABLESPECDEF']._serialized_end=194
-  _globals['_DEVICEDEF']._serialized_start=197
-  _globals['_DEVICEDEF']._serialized_end=328
-  _globals['_PROGRAMDEF']._serialized_start=331
-  _globals['_PROGRAMDEF']._serialized_end=505
-  _globals['_HOSTCALLDEF']._serialized_start=507
-  _globals['_HOSTCALLDEF']._serialized_end=604
-  _globals['_OUTPUTDEF']._serialized_start=606
-  _globals['_OUTPUTDEF']._serialized_end=653
-  _globals['_STAGEDEF']._serialized_start=656
-  _globals['_STAGEDEF']._serialized_end=1055
-  _globals['_REMOTEDEF']._serialized_start=1057
-  _globals['_REMOTEDEF']._serialized_end=1111
-  _globals['_HOLDDEF']._serialized_start=1113
-  _globals['_HOLDDEF']._serialized_end=1165
-  _globals['_STAGECALLDEF']._serialized_start=1168
-  _globals['_STAGECALLDEF']._serialized_end=1358
-  _globals['_AFTERDEF']._serialized_start=1360
-  _globals['_AFTERDEF']._serialized_end=1386
-  _globals['_PLANDEF']._serialized_start=1389
-  _globals['_PLANDEF']._serialized_end=1543
+  _globals['_DEVICEDEF']._serialized_start=196
+  _globals['_DEVICEDEF']._serialized_end=287
+  _globals['_PROGRAMDEF']._serialized_start=290
+  _globals['_PROGRAMDEF']._serialized_end=428
+  _globals['_HOSTCALLDEF']._serialized_start=430
+  _globals['_HOSTCALLDEF']._serialized_end=527
+  _globals['_OUTPUTDEF']._serialized_start=529
+  _globals['_OUTPUTDEF']._serialized_end=576
+  _globals['_STAGEDEF']._serialized_start=579
+  _globals['_STAGEDEF']._serialized_end=978
+  _globals['_REMOTEDEF']._serialized_start=980
+  _globals['_REMOTEDEF']._serialized_end=1034
+  _globals['_HOLDDEF']._serialized_start=1036
+  _globals['_HOLDDEF']._serialized_end=1088
+  _globals['_STAGECALLDEF']._serialized_start=1091
+  _globals['_STAGECALLDEF']._serialized_end=1281
+  _globals['_AFTERDEF']._serialized_start=1283
+  _globals['_AFTERDEF']._serialized_end=1309
+  _globals['_PLANDEF']._serialized_start=1312
+  _globals['_PLANDEF']._serialized_end=1466
 # @@protoc_insertion_point(module_scope)

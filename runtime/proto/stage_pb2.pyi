@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,25 +17,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _ProgramFormDef:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ProgramFormDefEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProgramFormDef.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    EXPRESSIONS: _ProgramFormDef.ValueType  # 0
-    """an ExpressionsDef: data"""
-    STABLEHLO: _ProgramFormDef.ValueType  # 1
-    """a serialized jax.export.Exported"""
-
-class ProgramFormDef(_ProgramFormDef, metaclass=_ProgramFormDefEnumTypeWrapper): ...
-
-EXPRESSIONS: ProgramFormDef.ValueType  # 0
-"""an ExpressionsDef: data"""
-STABLEHLO: ProgramFormDef.ValueType  # 1
-"""a serialized jax.export.Exported"""
-Global___ProgramFormDef: _TypeAlias = ProgramFormDef  # noqa: Y015
 
 @_typing.final
 class TensorSpecDef(_message.Message):
@@ -99,14 +79,11 @@ class DeviceDef(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     PLATFORM_FIELD_NUMBER: _builtins.int
-    PROGRAMS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     task: _builtins.int
     type: _builtins.str
     index: _builtins.int
     platform: _builtins.str
-    programs: Global___ProgramFormDef.ValueType
-    """how its task takes programs of other processes"""
     def __init__(
         self,
         *,
@@ -115,11 +92,10 @@ class DeviceDef(_message.Message):
         type: _builtins.str = ...,
         index: _builtins.int = ...,
         platform: _builtins.str = ...,
-        programs: Global___ProgramFormDef.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "job", b"job", "platform", b"platform", "programs", b"programs", "task", b"task", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "job", b"job", "platform", b"platform", "task", b"task", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -133,11 +109,9 @@ class ProgramDef(_message.Message):
     BLOB_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
-    FORM_FIELD_NUMBER: _builtins.int
     sha256: _builtins.bytes
     blob: _builtins.bytes
-    """empty when the task is asked whether it has the program"""
-    form: Global___ProgramFormDef.ValueType
+    """an ExpressionsDef; empty when the task is asked whether it has the program"""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpecDef]: ...
     @_builtins.property
@@ -149,11 +123,10 @@ class ProgramDef(_message.Message):
         blob: _builtins.bytes = ...,
         arguments: _abc.Iterable[Global___TensorSpecDef] | None = ...,
         results: _abc.Iterable[Global___TensorSpecDef] | None = ...,
-        form: Global___ProgramFormDef.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "blob", b"blob", "form", b"form", "results", b"results", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "blob", b"blob", "results", b"results", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,6 @@ from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.audit import VARIABLE as AUDIT_VARIABLE
 from runtime.observe.audit import AuditLog
-from runtime.plan.place import ProgramForm
 from runtime.proto import cluster_pb2
 from runtime.server import binding
 from runtime.server.call_control import CallControl
@@ -48,7 +47,6 @@ from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
 from runtime.server.threads import CallThreads
 from runtime.task import cpu_share
-from runtime.task.compiler import warm_up
 from runtime.task.worker import Worker
 from runtime.timeouts import HEARTBEAT_TIMEOUT_SECS, LOG_EVERY_SECS
 from runtime.transport import roles, rpc
@@ -77,10 +75,6 @@ _NO_ROOT = (
 )
 
 
-PROGRAMS_VARIABLE = "BELLWETHER_PS_PROGRAMS"
-"""Environment variable that says what programs of other processes are."""
-
-
 class Server:
     """Joins a cluster as one task and serves until it is stopped.
 
@@ -106,10 +100,6 @@ class Server:
         security: the certificates or the token of the cluster, or that it lets everybody in; by default what
             ``BELLWETHER_SECURITY`` says. Without either, a task that only this machine reaches draws a token that all
             processes of this user find, and any other does not start.
-        programs: what programs of other processes this task takes: "expressions", lists of operations that it makes
-            itself of ``jax.lax``; "stablehlo", modules that it verifies and compiles, which is less safe and needed for
-            what the table of operations does not have. By default what ``BELLWETHER_PS_PROGRAMS`` says, else
-            "expressions".
         limits: how much of the task others may use (``runtime.Limits``); by default what ``BELLWETHER_LIMITS`` says
             (``connections=100,hello_secs=5``).
         audit_log: file that the audit log is appended to (docs/security.md); by default what ``BELLWETHER_AUDIT_LOG``
@@ -142,7 +132,6 @@ class Server:
         checkpoint_root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         bind: str | None = None,
         security: Security | None = None,
-        programs: str | None = None,
         limits: Limits | None = None,
         audit_log: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -155,13 +144,11 @@ class Server:
         spec.validate()
         self.task = _own_task(spec, job_name, task_index)
         roots = roots_of(checkpoint_root, os.environ)
-        form = _form_of(programs, os.environ)
         given_limits = limits or Limits.from_environ(os.environ)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = given_limits if descriptors == resource.RLIM_INFINITY else given_limits.within(descriptors)
         self.limits = limits
         """How much of the task others may use; fewer connections than it was given where it may open fewer files."""
-        warm_up()  # before anybody waits: the first step after a restart comes that much sooner
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
         self.config = config
@@ -177,7 +164,7 @@ class Server:
         self.takeovers = 0
         """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
-            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), form, limits)
+            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), limits)
         self.worker.checkpoint_participant.roots = roots
         self.worker.checkpoint_participant.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
@@ -316,7 +303,6 @@ class Server:
         if self._started:
             return
         self._started = True
-        self.worker.program_watch.tell_of_last()
         try:
             self._start()
         except BaseException:
@@ -616,16 +602,6 @@ class Server:
                     return LocalTask(name, local)
                 found = self._peers[name] = RemoteTask(name, address, self._client_id, ChannelOptions(), self.security)
             return found
-
-
-def _form_of(given: str | None, environ: Mapping[str, str]) -> ProgramForm:
-    """What programs of other processes are, by ``Server(programs=)`` or the environment."""
-    told = given or environ.get(PROGRAMS_VARIABLE) or ProgramForm.EXPRESSIONS
-    try:
-        return ProgramForm(told)
-    except ValueError:
-        where = "Server(programs=)" if given else PROGRAMS_VARIABLE
-        raise InvalidArgumentError(f"{where} is {told!r}, not {' or '.join(ProgramForm)}") from None
 
 
 def _drain_secs(environ: Mapping[str, str]) -> float:

@@ -65,15 +65,12 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         if request.incarnation != self._server.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
         self._server.check_session(request.session)
-        call = call_from_proto(request.call)
-        traced = "over the wire" if request.traced else ""
         found = self._server.worker.register(
-            call,
-            request.call.stage.program.sha256,
+            call_from_proto(request.call),
             request.generation,
-            traced,
-            dict(request.writes),
-            request.session,
+            traced=request.traced,
+            writes=dict(request.writes),
+            session=request.session,
             foreign=True,
         )
         if found is None:

@@ -1,4 +1,4 @@
-"""Compiling programs: once per process for each SHA-256 and device, however many sessions register them."""
+"""Compiling programs: once per process for each identity and device, however many sessions register them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import jax
 
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
 from runtime.expressions.reader import jax_settings, read_expressions
-from runtime.plan.place import ProgramForm
-from runtime.plan.plan import Program
-from runtime.task.program_verifier import load_program
+from runtime.plan.plan import Program, ProgramIdentity
 from runtime.tensor_spec import TensorSpec
 
 Executable = Callable[..., list[jax.Array]]
@@ -32,7 +30,7 @@ class Compiler:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[str, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
         self.compilations = 0
         """How many programs were compiled, for tests that count."""
 
@@ -46,7 +44,7 @@ class Compiler:
         Raises:
             InvalidArgumentError: the program is damaged or does what a stage must not do.
         """
-        key = (program.sha256, device, tuple(donate))
+        key = (program.identity, device, tuple(donate))
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
@@ -66,22 +64,17 @@ class _Entry:
         self.executable: Executable | None = None
 
 
-def warm_up() -> None:
-    """Imports what JAX imports when it first compiles an exported program: a quarter of a second, once per process."""
-    import scipy.linalg  # noqa: F401
-
-
 def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
     with contextlib.ExitStack() as settings:
         settings.enter_context(jax.enable_x64(True))
-        if program.form is ProgramForm.EXPRESSIONS:
+        if program.jaxpr is not None:
+            compute: Callable[..., Sequence[jax.Array]] = jax.extend.core.jaxpr_as_fun(program.jaxpr)
+        else:
             expressions = read_expressions(program.blob)
             if expressions.arguments != program.arguments:
                 raise InvalidArgumentError("the program's arguments are not those that its stage declares")
             settings.enter_context(jax_settings(expressions))
-            compute: Callable[..., Sequence[jax.Array]] = expressions.compute
-        else:
-            compute = load_program(program).call
+            compute = expressions.compute
         return _compiled(compute, program, donate, device)
 
 

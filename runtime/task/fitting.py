@@ -12,8 +12,8 @@ from runtime.tensor_spec import TensorSpec
 def check_call(call: StageCall, task: str) -> None:
     """Checks that every index of a stage call refers to something, and that its program is one of its stage.
 
-    That a program is what it declares is known from elsewhere (``program_verifier``); here it is compared with the
-    stage.
+    That a program is what it declares is seen when it is compiled (``runtime.task.compiler``); here it is compared
+    with its stage.
 
     Raises:
         InvalidArgumentError: something does not fit; says what.

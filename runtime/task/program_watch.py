@@ -9,22 +9,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from typing import Final
 
 import jax
 from absl import logging
 
-from runtime.errors import PermissionDeniedError
 from runtime.limits import Limits
 from runtime.observe.audit import AuditLog
-from runtime.task import overruns
 
 _LOOK_SECS: Final = 1.0
 _LOOKS: Final = 10
 """At least so many times a limit the watch looks."""
-_RECENT_SECS: Final = 600.0
 _SHOWN: Final = 5
 
 
@@ -70,29 +66,6 @@ class ProgramWatch:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def check(self, sha256: str) -> None:
-        """Before a program of another process is registered: sees that it has not ended a task.
-
-        Raises:
-            ResourceExhaustedError: it has, by running for as long as it may here, or longer.
-        """
-        for overrun in overruns.remembered():
-            if overrun.sha256 == sha256 and overrun.secs >= self._limits.program_secs:
-                when = time.strftime("%Y-%m-%d %H:%M", time.localtime(overrun.when))
-                what = f"the program {sha256} ran for more than {overrun.secs:g} s, and ended {overrun.task} at {when}"
-                raise self._limits.exceeded("program_secs", what, self._task)
-
-    def tell_of_last(self) -> None:
-        """When the task starts: tells of the program that has just ended its last process, if one has."""
-        for overrun in reversed(overruns.remembered()):
-            ago = time.time() - overrun.when
-            if overrun.task == self._task and ago < _RECENT_SECS:
-                logging.error(
-                    "%s was ended %.0f s ago by the program %s, which ran for more than %g s and is refused now",
-                    *(self._task, ago, overrun.sha256, overrun.secs),
-                )
-                return
-
     def begin(self) -> None:
         """Begins to look, before the first program is run."""
         with self._lock:
@@ -125,25 +98,18 @@ class ProgramWatch:
         return None
 
     def _end(self, program: WatchedProgram) -> None:
-        secs = self._limits.program_secs
-        try:
-            overruns.remember(program.sha256, secs, self._task)
-            then = "and it will be refused"
-        except PermissionDeniedError as error:
-            then = f"and it may be sent again: {error.message}"
         if self.audit is not None:
             self.audit.write(
                 "program.overrun", peer=program.peer, who=program.who, what=program.sha256, outcome="ended the task"
             )
         logging.error(
             "%s ends itself: the program %s of [%s], registered by %s, runs for more than %g s (program_secs), which "
-            "cannot be interrupted, %s. Start the task again: it goes on from its backup or the newest checkpoint",
+            "cannot be interrupted. Start the task again: it continues from its backup or the newest checkpoint",
             self._task,
             program.sha256,
             ", ".join(program.operations[:_SHOWN]),
             " ".join(filter(None, (program.who, program.peer))) or "a client of an earlier process",
-            secs,
-            then,
+            self._limits.program_secs,
         )
         logging.flush()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,11 +6,11 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.errors import AbortedError, NotFoundError, PermissionDeniedError
 from runtime.limits import Limits
-from runtime.plan.plan import Program, StageCall, VariableOutput
+from runtime.plan.plan import Program, ProgramIdentity, StageCall, VariableOutput
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.transport.codec import Layout
@@ -23,21 +23,34 @@ Inherited = Any
 """A call as an earlier process of the task has described it; only the function that revives it reads it."""
 
 
+class Registration(NamedTuple):
+    """The arguments of a registration: equal ones share a registered call.
+
+    Attributes:
+        call: SHA-256 of the stage call as a message, without the program's bytes.
+        generation: of the run record when the session began.
+        writes: by task, the writing stages of the whole step, sorted; empty when it has only this one.
+        traced: True for a call whose runs are timed.
+        over_wire: True for a caller who is not in this process.
+        foreign: True for a program that another process has made.
+    """
+
+    call: bytes
+    generation: int = 0
+    writes: tuple[tuple[str, int], ...] = ()
+    traced: bool = False
+    over_wire: bool = False
+    foreign: bool = False
+
+
 class RegisteredCall:
     """A stage call as a task keeps it: prepared, with its layouts."""
 
-    def __init__(
-        self,
-        call: StageCall,
-        prepared: PreparedStage,
-        writes: Mapping[str, int],
-    ) -> None:
+    def __init__(self, call: StageCall, prepared: PreparedStage, registration: Registration) -> None:
         self.call = call
         self.handle = 0
-        self.digest = b""
-        self.origin: tuple[bytes, int, str] = (b"", 0, "")
-        """What it was registered with: hash of the program, generation, traced."""
-        self.writes = dict(writes)
+        self.registration = registration
+        self.writes = dict(registration.writes)
         """By task, the writing stages of the whole step; empty when it has only this one."""
         self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself
         self.prepared: PreparedStage | TracedStage = prepared
@@ -75,8 +88,8 @@ class Registry:
         self._lock = threading.Lock()
         self._last_handle = 0
         self._calls: dict[int, RegisteredCall] = {}
-        self._by_digest: dict[bytes, RegisteredCall] = {}
-        self._programs: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
+        self._by_registration: dict[Registration, RegisteredCall] = {}
+        self._programs: weakref.WeakValueDictionary[ProgramIdentity, Program] = weakref.WeakValueDictionary()
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
         self._holders: dict[int, int] = {}  # by handle, how many sessions
         self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
@@ -162,33 +175,32 @@ class Registry:
                 if handle not in self._holders:
                     self._spare[handle] = None
 
-    def program(self, sha256: bytes, program: Program) -> Program | None:
-        """The program that is kept under a hash: one for all; ``program`` itself if there is none and it has a blob."""
+    def program(self, program: Program) -> Program | None:
+        """Returns the program of this identity that is kept, else ``program``; None if that has no blob."""
         with self._lock:
-            known = self._programs.get(sha256)
+            known = self._programs.get(program.identity)
             if known is None and program.blob:
-                known = self._programs[sha256] = program
+                known = self._programs[program.identity] = program
             return known
 
-    def find(self, digest: bytes, session: int) -> RegisteredCall | None:
-        """The call of an identity, from now on kept for ``session`` too.
+    def find(self, registration: Registration, session: int) -> RegisteredCall | None:
+        """Returns the call of a registration, from now on kept for ``session`` too.
 
         Raises:
             ResourceExhaustedError: as ``add``.
         """
         with self._lock:
-            call = self._by_digest.get(digest)
+            call = self._by_registration.get(registration)
             if call is not None:
                 if session != NOBODY:
                     self._check_room(session, call.handle)
                 self._hold(call.handle, session)
             return call
 
-    def add(self, digest: bytes, call: RegisteredCall, session: int, handle: int = 0) -> RegisteredCall:
-        """Keeps a call for a session under a handle of its own; gives the call of the same identity if there is one.
+    def add(self, call: RegisteredCall, session: int, handle: int = 0) -> RegisteredCall:
+        """Keeps a call for a session under a handle of its own; returns that of an equal registration if there is one.
 
         Args:
-            digest: the identity.
             call: the call.
             session: for whom.
             handle: that it had in an earlier process of the task; 0 makes a new one.
@@ -197,15 +209,14 @@ class Registry:
             ResourceExhaustedError: the session has too many, or there are too many sessions that are connected.
         """
         with self._lock:
-            known = self._by_digest.get(digest)
+            known = self._by_registration.get(call.registration)
             if not handle and session != NOBODY:
                 self._check_room(session, 0 if known is None else known.handle)
             if known is None:
                 if not handle:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
-                call.digest = digest
-                known = self._by_digest[digest] = self._calls[call.handle] = call
+                known = self._by_registration[call.registration] = self._calls[call.handle] = call
             if handle:  # it is held, or spare, already
                 self._inherited.pop(handle, None)
                 self._calls[handle] = known
@@ -297,4 +308,4 @@ class Registry:
             self._inherited.pop(handle, None)
             call = self._calls.pop(handle, None)
             if call is not None and call.handle == handle:
-                del self._by_digest[call.digest]
+                del self._by_registration[call.registration]

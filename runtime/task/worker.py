@@ -29,19 +29,17 @@ from runtime.errors import (
 from runtime.limits import Limits
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
-from runtime.plan.place import Device, ProgramForm
-from runtime.plan.plan import Program, Stage, StageCall
+from runtime.plan.place import Device
+from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
-from runtime.task import program_verifier
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.module_trial import ModuleTrials
 from runtime.task.program_watch import ProgramWatch, WatchedProgram
-from runtime.task.registry import NOBODY, RegisteredCall, Registry
+from runtime.task.registry import NOBODY, RegisteredCall, Registration, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
@@ -60,13 +58,12 @@ _thread = threading.local()
 _ENDED_SESSIONS = 4096
 
 
-def local_devices(job: str, task: int, programs: ProgramForm = ProgramForm.EXPRESSIONS) -> dict[Device, jax.Device]:
+def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
     """The devices of this process under the names that they have as devices of a task.
 
     Args:
         job: name of the job.
         task: index of the task.
-        programs: what programs of other processes are.
     """
     found: dict[Device, jax.Device] = {}
     # At INFO, JAX's first look at the devices tells of every platform that is not installed.
@@ -78,7 +75,7 @@ def local_devices(job: str, task: int, programs: ProgramForm = ProgramForm.EXPRE
         for index, device in enumerate(d for d in locals_ if d.platform == kind):
             name = "GPU" if kind in ("gpu", "cuda", "rocm") else kind.upper()
             platform = device.client.platform_version and _export_platform(device)
-            found[Device(job, task, name, index, platform, programs)] = device
+            found[Device(job, task, name, index, platform)] = device
     return found
 
 
@@ -95,7 +92,6 @@ class Worker:
         job: name of the job.
         index: index of the task.
         fetch_from: fetches a tensor from another task (in-process or over the tensor channel).
-        programs: what the programs of other processes are; StableHLO lets expression lists in as well.
         limits: how much of the task others may use.
     """
 
@@ -104,13 +100,11 @@ class Worker:
         job: str,
         index: int,
         fetch_from: FetchFrom,
-        programs: ProgramForm = ProgramForm.EXPRESSIONS,
         limits: Limits | None = None,
     ) -> None:
         self.limits = limits = limits or Limits()
         self.task = f"/job:{job}/task:{index}"
-        self.programs = programs
-        self.devices = local_devices(job, index, programs)
+        self.devices = local_devices(job, index)
         self.store = Store()
         self.store.run.limits = limits
         self.rendezvous = Rendezvous(limits)
@@ -128,7 +122,6 @@ class Worker:
         self._ended: OrderedDict[int, None] = OrderedDict()
         self.tracer = Tracer()
         self.counters = TaskCounters()
-        self._trials = ModuleTrials()
         self._gone: OpError | None = None
         self.check_is_one_of: Callable[[frozenset[str]], None] = lambda tasks: None
         """Raises PermissionDeniedError where who calls over the tensor channel is none of them; a server sets it."""
@@ -154,7 +147,6 @@ class Worker:
             else UnavailableError("its server has stopped", task=self.task)
         )
         self.checkpoint_participant.close()
-        self._trials.close()
         self.program_watch.close()
         self.store.run.close(self._gone)
 
@@ -191,9 +183,9 @@ class Worker:
     def register(
         self,
         call: StageCall,
-        sha256: bytes = b"",
         generation: int = 0,
-        traced: str = "",
+        *,
+        traced: bool = False,
         writes: Mapping[str, int] | None = None,
         session: int = NOBODY,
         handle: int = 0,
@@ -202,15 +194,14 @@ class Worker:
         """Compiles a stage call and gives it a handle; equal calls of any session share one.
 
         Args:
-            call: the stage call; its program may come without its blob when ``sha256`` is given.
-            sha256: what the program is known by.
+            call: the stage call; its program may come without its blob.
             generation: of the run record when the session began.
-            traced: "here" or "over the wire" gives a handle whose runs are timed, for a caller who is there.
+            traced: time its runs.
             writes: by task, the writing stages of the whole plan, when it has several.
-            session: the handle is good for as long as it lives; NOBODY for a caller who holds on to the call itself.
+            session: the handle is good for as long as it lives; NOBODY for a caller in this process, who holds on to
+                the call itself.
             handle: that it had in an earlier process of this task; 0 makes a new one.
-            foreign: another process has made it: its program is an expression list, or is verified where this task
-                takes StableHLO.
+            foreign: another process has made its program, which is an expression list.
 
         Returns:
             The registered call, or None when the program is not known here and its blob must be sent.
@@ -228,58 +219,42 @@ class Worker:
             raise AbortedError("its variables were restored since the session began", task=self.task)
         program = call.stage.program
         if program is not None:
-            sha256 = sha256 or bytes.fromhex(program.sha256)
-            if program.blob and hashlib.sha256(program.blob).digest() != sha256:
+            if foreign and program.blob and hashlib.sha256(program.blob).hexdigest() != program.sha256:
                 raise NotFoundError("the program does not match its SHA-256", task=self.task)
-            program = self.registry.program(sha256, program)
+            program = self.registry.program(program)
             if program is None:
                 return None
             call = replace(call, stage=replace(call.stage, program=program))
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        identity = (sha256, described, generation, traced, sorted((writes or {}).items()), foreign)
-        digest = hashlib.sha256(repr(identity).encode()).digest()
+        registration = Registration(
+            hashlib.sha256(described).digest(),
+            generation,
+            tuple(sorted((writes or {}).items())),
+            traced,
+            session != NOBODY or handle != 0,
+            foreign,
+        )
         if session in self._ended:
             session = NOBODY
-        found = None if handle else self.registry.find(digest, session)
+        found = None if handle else self.registry.find(registration, session)
         if found is not None:
             return found
         if not handle:
             self.registry.check_room(session)
         check_call(call, self.task)
-        if foreign and program is not None:
-            self._verify(call.stage, program)
         prepared = self.executor.prepare(call.stage, generation)
         if foreign and program is not None:
             sender = " ".join(rpc.caller().names)
             prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
             self.program_watch.begin()
-        registered = RegisteredCall(call, prepared, writes or {})
-        registered.origin = (sha256, generation, traced)
+        registered = RegisteredCall(call, prepared, registration)
         if traced:
-            registered.prepared = TracedStage(prepared, call, self.tracer, traced == "over the wire")
+            registered.prepared = TracedStage(prepared, call, self.tracer, registration.over_wire)
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
-        added = self.registry.add(digest, registered, session, handle)
+        added = self.registry.add(registered, session, handle)
         if session in self._ended:  # it has ended while this was compiled, and what it held then was released
             self.registry.release(session)
         return added
-
-    def _verify(self, stage: Stage, program: Program) -> None:
-        self.program_watch.check(program.sha256)
-        if program.form is ProgramForm.EXPRESSIONS:
-            return  # the compiler reads it by the rules of runtime.expressions.reader
-        try:
-            if self.programs is not ProgramForm.STABLEHLO:
-                raise InvalidArgumentError(
-                    "this task takes programs of other processes as expression lists only; --ps_programs=stablehlo "
-                    "(Server(programs=), BELLWETHER_PS_PROGRAMS) lets modules of StableHLO in"
-                )
-            self._trials.try_out(program)
-            program_verifier.verify_program(program, program_verifier.VALUE_BYTES)
-        except InvalidArgumentError as error:
-            names = ", ".join(stage.operations[:20])
-            raise InvalidArgumentError(
-                f"the program of [{names}] is refused: {error.message}", task=self.task
-            ) from None
 
     def registered(self, handle: int) -> RegisteredCall:
         """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""

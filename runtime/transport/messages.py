@@ -11,7 +11,7 @@ import numpy as np
 from runtime.errors import InvalidArgumentError
 from runtime.graph.op_kinds import VariableSpec
 from runtime.limits import Limits
-from runtime.plan.place import Device, ProgramForm
+from runtime.plan.place import Device
 from runtime.plan.plan import (
     Hold,
     HostCall,
@@ -38,16 +38,6 @@ def unpack(data: bytes) -> list[Array]:
     return [np.array(a) for a in decode_dynamic(data)]
 
 
-_FORMS = {ProgramForm.EXPRESSIONS: pb.EXPRESSIONS, ProgramForm.STABLEHLO: pb.STABLEHLO}
-_FORM_OF = {int(number): form for form, number in _FORMS.items()}
-
-
-def _form_from(number: int) -> ProgramForm:
-    if number not in _FORM_OF:
-        raise InvalidArgumentError(f"a program of form {number}, which is not known here")
-    return _FORM_OF[number]
-
-
 def _spec_to(spec: TensorSpec) -> pb.TensorSpecDef:
     return pb.TensorSpecDef(shape=spec.shape, dtype=spec.name)
 
@@ -64,15 +54,12 @@ def device_to_proto(device: Device) -> pb.DeviceDef:
         type=device.type,
         index=device.index,
         platform=device.platform,
-        programs=_FORMS[device.programs],
     )
 
 
 def device_from_proto(message: pb.DeviceDef) -> Device:
     """The device that ``device_to_proto`` made a message of."""
-    return Device(
-        message.job, message.task, message.type, message.index, message.platform, _form_from(message.programs)
-    )
+    return Device(message.job, message.task, message.type, message.index, message.platform)
 
 
 def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef:
@@ -125,7 +112,6 @@ def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef
                 blob=stage.program.blob if with_blob else b"",
                 arguments=[_spec_to(s) for s in stage.program.arguments],
                 results=[_spec_to(s) for s in stage.program.results],
-                form=_FORMS[stage.program.form],
             )
         )
     return message
@@ -147,7 +133,7 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
             m.program.blob,
             tuple(_spec_from(s) for s in m.program.arguments),
             tuple(_spec_from(s) for s in m.program.results),
-            _form_from(m.program.form),
+            sha256=m.program.sha256.hex(),
         )
     stage = Stage(
         device=device_from_proto(m.device),

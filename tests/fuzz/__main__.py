@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.fuzz import files, flag_values, frames, handshakes, modules, orders, programs, protobufs
+from tests.fuzz import files, flag_values, frames, handshakes, orders, programs, protobufs
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "handshakes": Kind("TLS handshakes with both ports", 100_000, handshakes.fuzz),
     "protobufs": Kind("requests to the gRPC port", 100_000, protobufs.fuzz),
     "programs": Kind("mutated expression lists", 100_000, programs.fuzz),
-    "modules": Kind("valid modules of StableHLO", 10_000, modules.fuzz),
     "orders": Kind("orders in sequences", 20_000, orders.fuzz),
     "checkpoints": Kind("damaged checkpoint directories", 5_000, files.fuzz_checkpoints),
     "events": Kind("damaged event files", 20_000, files.fuzz_events),

@@ -18,7 +18,7 @@ from runtime.expressions import reader
 from runtime.expressions.reader import jax_settings, read_expressions
 from runtime.master.tasks import RemoteTask
 from runtime.plan.place import Device
-from runtime.plan.plan import Program, ProgramForm, ProgramOutput, Stage, StageCall
+from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall
 from runtime.tensor_spec import TensorSpec
 from runtime.transport.dial import ChannelOptions
 from tests.fuzz.victim import PS, Victim
@@ -75,7 +75,7 @@ class Sender:
     def send(self, data: bytes) -> str:
         """Has the ps run a program; gives the type of the error by which it has refused that, or "run"."""
         arguments, results = _specs(data)
-        program = Program(data, arguments, results, ProgramForm.EXPRESSIONS)
+        program = Program(data, arguments, results)
         slots = range(len(arguments), len(arguments) + len(results))
         outputs = tuple(ProgramOutput(i) for i in range(len(results)))
         stage = Stage(CPU, inputs=arguments, outputs=outputs, output_specs=results, program=program)

@@ -10,7 +10,6 @@ BOUNDED = {
     "protobufs": 1500,
     "programs": 200,
     "orders": 200,
-    "modules": 100,
     "checkpoints": 60,
     "events": 100,
 }

@@ -111,11 +111,7 @@ def main(kind: str, directory: pathlib.Path) -> None:
             told.put(outcome(calls.get()))
 
     threading.Thread(target=older, daemon=True).start()
-    if kind == "modules":
-        from runtime.task import module_trial
-
-        problem = module_trial.confine()
-    elif kind == "files":
+    if kind == "files":
         from runtime.checkpoint import trial_program
 
         problem = trial_program.confine()

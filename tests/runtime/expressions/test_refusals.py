@@ -13,7 +13,6 @@ import runtime as rt
 from runtime.expressions import reader
 from runtime.expressions.reader import DEPTH, EQUATIONS, LIST_BYTES, read_expressions
 from runtime.expressions.table import TABLE
-from runtime.plan.place import ProgramForm
 from runtime.plan.plan import Program
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
@@ -333,7 +332,7 @@ def test_what_does_not_fit_is_not_compiled(what: str) -> None:
     message = make()
     arguments = tuple(TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in message.arguments)
     compiler = Compiler()
-    program = Program(message.SerializeToString(), arguments, (), ProgramForm.EXPRESSIONS)
+    program = Program(message.SerializeToString(), arguments, ())
     with pytest.raises(rt.InvalidArgumentError, match=said) as caught:
         compiler.executable(program, (), jax.local_devices()[0])
     assert "\n" not in str(caught.value)
@@ -353,7 +352,7 @@ def test_what_does_not_fit_is_not_compiled(what: str) -> None:
     ],
 )
 def test_a_stage_that_declares_something_else(arguments: Any, results: Any, said: str) -> None:
-    program = Program(plain().SerializeToString(), arguments, results, ProgramForm.EXPRESSIONS)
+    program = Program(plain().SerializeToString(), arguments, results)
     with pytest.raises(rt.InvalidArgumentError, match=said):
         Compiler().executable(program, (), jax.local_devices()[0])
 

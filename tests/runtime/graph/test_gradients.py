@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 
 import runtime as rt
-from runtime.plan.place import Device, Devices, ProgramForm
+from runtime.plan.place import Device, Devices
 from runtime.plan.planner import make_plan
 from runtime.tensor_spec import TensorSpec
 from tests.runtime.kit import TARGET, servers
@@ -202,13 +201,14 @@ def test_the_worker_stage_costs_what_value_and_grad_costs(op_by_op: bool) -> Non
         else:
             loss = rt.call(loss_fn, params, inputs)
         fetches = [loss, *rt.gradients(loss, params)]
-    own = Device("worker", 0, programs=ProgramForm.STABLEHLO)
+    own = Device("worker", 0, is_own=True)
     devices = Devices((Device("ps", 0), own), ("worker", 0), ("ps", 0))
     plan = make_plan(fetches, {inputs: TensorSpec((16, 64), np.dtype(np.float32))}, devices)
     (stage,) = [c.stage for c in plan.stages if c.stage.device.job == "worker"]
     assert stage.program is not None
-    ours = export.deserialize(bytearray(stage.program.blob))
-    found = jax.jit(lambda *a: ours.call(*a)).lower(*ours.in_avals).compile().cost_analysis()
+    ours = stage.program.jaxpr
+    assert ours is not None
+    found = jax.jit(jax.extend.core.jaxpr_as_fun(ours)).lower(*ours.in_avals).compile().cost_analysis()
     wanted = jax.jit(jax.value_and_grad(loss_fn)).lower([w1, w2], x).compile().cost_analysis()
     assert found is not None
     assert wanted is not None

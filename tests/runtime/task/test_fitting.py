@@ -8,7 +8,7 @@ import pytest
 
 import runtime as rt
 from runtime.graph.op_kinds import VariableSpec
-from runtime.plan.exporting import export_program
+from runtime.plan.exporting import own_program
 from runtime.plan.place import Device
 from runtime.plan.plan import Hold, HostCall, Program, ProgramOutput, Remote, Stage, StageCall, VariableOutput
 from runtime.task.worker import Worker
@@ -20,7 +20,7 @@ W, V = VariableSpec("w", (3,), F32), VariableSpec("v", (3,), F32)
 
 
 def program(fn: Any = lambda w, x: (w + x, x.sum()), arguments: Any = (VECTOR, VECTOR)) -> Program:
-    return export_program(fn, arguments, "cpu")
+    return own_program(fn, arguments, "cpu")
 
 
 def call(**parts: Any) -> StageCall:

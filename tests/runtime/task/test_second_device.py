@@ -38,7 +38,23 @@ assert "loss" in ran["/job:worker/replica:0/task:0/device:CPU:1"], ran
 """
 
 
-def test_training_with_the_worker_on_its_second_device() -> None:
+MESH = """
+import numpy as np, jax
+import runtime as rt
+
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+split = jax.shard_map(lambda a: jax.lax.psum(a, "i"), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
+with rt.Session() as session:
+    try:
+        session.run(rt.call(lambda x: split(x * 1), np.ones(4, np.float32), name="split"))
+        raise SystemExit("it ran")
+    except rt.InvalidArgumentError as error:
+        assert "split] cannot become a program" in str(error) and "one device" in str(error), error
+"""
+
+
+@pytest.mark.parametrize("script", [TRAIN, MESH], ids=["training", "a program of both devices is refused"])
+def test_a_stage_runs_on_the_second_device_and_on_one_device(script: str) -> None:
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "PYTHONPATH": str(ROOT),
@@ -46,6 +62,6 @@ def test_training_with_the_worker_on_its_second_device() -> None:
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN], env=environment, cwd=ROOT, timeout=100, capture_output=True, text=True
+        [sys.executable, "-c", script], env=environment, cwd=ROOT, timeout=100, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
