@@ -6,6 +6,7 @@ if the server is given one. Text of others stands in JSON strings of ASCII: it c
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ LOGGER.addHandler(logging.NullHandler())  # without a handler of the program's, 
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False
 _LONGEST: Final = 500
+_MOST_BYTES: Final = 128 << 20
 
 
 class AuditLog:
@@ -29,7 +31,8 @@ class AuditLog:
 
     Args:
         task: whose log it is.
-        path: file that lines are appended to; None for none. It is made with mode 0600.
+        path: file that lines are appended to; None for none. It is made with mode 0600. A file of 128 MiB is renamed
+            to ``path.1``, in the place of the one before.
 
     Raises:
         InvalidArgumentError: the file cannot be opened.
@@ -38,12 +41,13 @@ class AuditLog:
     def __init__(self, task: str, path: str | os.PathLike[str] | None = None) -> None:
         self._task = task
         self._lock = threading.Lock()
+        self._path = os.fspath(path) if path else ""
         self._file: int | None = None
         if path:
             try:
-                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._file = _opened(self._path)
             except OSError as error:
-                raise InvalidArgumentError(f"cannot write the audit log {os.fspath(path)}: {error.strerror}") from error
+                raise InvalidArgumentError(f"cannot write the audit log {self._path}: {error.strerror}") from error
 
     def write(self, action: str, *, peer: str, outcome: str, who: str = "", what: str = "") -> None:
         """Writes one line.
@@ -69,12 +73,26 @@ class AuditLog:
         with self._lock:
             if self._file is not None:
                 try:
+                    self._begin_file(self._file)
                     os.write(self._file, text.encode() + b"\n")  # one call: lines of several processes do not mix
                 except OSError as error:
                     logging.getLogger("absl").warning(
                         "%s: the audit log cannot be written and ends here: %s", self._task, one_line(error)
                     )
                     self._close()
+
+    def _begin_file(self, file: int) -> None:
+        """Begins the next file where this one is full; the tasks that share the file agree by its lock."""
+        if os.fstat(file).st_size < _MOST_BYTES:
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._file = None
+        try:
+            if os.path.exists(self._path) and os.path.samestat(os.stat(self._path), os.fstat(file)):
+                os.replace(self._path, f"{self._path}.1")
+            self._file = _opened(self._path)
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         """Closes the file; later lines go to the logger only."""
@@ -85,3 +103,7 @@ class AuditLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from runtime.errors import OpError, PermissionDeniedError, ResourceExhaustedError
+from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, ResourceExhaustedError
 from runtime.observe.audit import AuditLog
 from runtime.server.calls import METHODS, Method
 from runtime.server.pools import CallPools
@@ -20,18 +20,19 @@ from runtime.transport.security import Refusals
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
 """What answers the calls of one method."""
-_UNREADABLE: Final = object()
-"""In the place of a request that is no message."""
 
 
 class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Has each call pass what ``METHODS`` says of its method.
 
-    1. A request that is no message is refused. gRPC itself writes a traceback for each into the log, and never ends the
+    1. A request that is no message is refused, and so is a long one where the method takes short ones, before it is
+       parsed. gRPC itself writes a traceback for each into the log, and never ends the
        stream: after some hundreds the connection takes no more calls.
     2. What the client's role does not allow is refused, which the client, the log and the audit log are told.
     3. The call takes a place in its pool, or waits for one, or is refused.
-    4. What changes the task, or leads it, is written down with its outcome.
+    4. What changes the task, or leads it, is written down before it begins, and again with its outcome.
+
+    A method that is a stream is not served: the health service has one, which would hold a thread for each call.
 
     Args:
         task: whose calls they are.
@@ -69,20 +70,23 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """The handler of a call."""
         handler = continuation(handler_call_details)
         if handler is None or handler.unary_unary is None or handler.request_deserializer is None:
-            return handler
+            return None
         call, parse = handler.unary_unary, handler.request_deserializer
         method = METHODS.get(handler_call_details.method)
         observer = self._tokens is not None and self._tokens.is_observer(handler_call_details)
 
         def read(data: bytes) -> Any:
+            most = None if method is None else method.most_bytes
+            if most is not None and len(data) > most:
+                return ResourceExhaustedError(f"the request has {len(data):,} bytes, this method takes {most:,}")
             try:
                 return parse(data)
             except DecodeError:
-                return _UNREADABLE
+                return InvalidArgumentError("the request is no message of this method")
 
         def controlled(request: Any, context: grpc.ServicerContext) -> Message:
-            if request is _UNREADABLE:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of this method")
+            if isinstance(request, OpError):
+                rpc.abort(context, request)
             if method is None:  # of gRPC's own services
                 return call(request, context)
             if self._certificates or observer:
@@ -91,7 +95,9 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 return self._recorded(method, request, context, call)
 
         return grpc.unary_unary_rpc_method_handler(
-            controlled, request_deserializer=read, response_serializer=handler.response_serializer
+            controlled if method else rpc.for_strangers(controlled),
+            request_deserializer=read,
+            response_serializer=handler.response_serializer,
         )
 
     def _check(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
@@ -133,10 +139,13 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         context: grpc.ServicerContext,
         call: Callable[[Any, grpc.ServicerContext], Message],
     ) -> Message:
-        """Makes the call, and writes it down if it is one of those."""
+        """Makes the call; an audited one is written down before, as the call may end the process, and after."""
         entry = method.entry(request)
         if entry is None:
             return call(request, context)
+        action, what = entry
+        peer, who = context.peer(), " ".join(rpc.names(context))
+        self._audit.write(action, peer=peer, who=who, what=what, outcome="begun")
         outcome = "failed"
         try:
             reply = call(request, context)
@@ -149,5 +158,4 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             code = context.code()  # type: ignore[attr-defined]  # its stubs do not know it
             if outcome == "failed" and code is not None:
                 outcome = code.name
-            action, what = entry
-            self._audit.write(action, peer=context.peer(), who=" ".join(rpc.names(context)), what=what, outcome=outcome)
+            self._audit.write(action, peer=peer, who=who, what=what, outcome=outcome)

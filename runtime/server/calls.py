@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtime.proto import run_record_pb2, services_pb2, stage_pb2
 from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS, WAITING
-from runtime.state.run_record import wait_secs
+from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.transport import roles
 
 CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
@@ -40,12 +40,14 @@ class Method(NamedTuple):
         pool: in which it takes a place.
         entry: what the audit log says of it.
         sender: the task that the call speaks for, THIS_TASK where its own master does; None for a call of no task.
+        most_bytes: Bytes that a request may have; None for those of the limit ``request_bytes``.
     """
 
     order: Callable[[Any], str]
     pool: Callable[[Any], str] = lambda request: CALLS
     entry: Callable[[Any], Entry] = lambda request: None
     sender: Callable[[Any], str | None] = lambda request: None
+    most_bytes: int | None = None
 
 
 def _always(what: str) -> Callable[[Any], str]:
@@ -111,17 +113,28 @@ def _program(request: services_pb2.RegisterRequest) -> Entry:
     return ("program", program.sha256.hex()) if program.blob else None
 
 
+def _status(request: services_pb2.StatusRequest) -> str:
+    return "introduce" if request.HasField("cluster") else "status"
+
+
+_SHORT_BYTES: Final = 64 << 10
+"""Bytes of a request for figures."""
+_CLUSTER_BYTES: Final = 1 << 20
+"""Bytes of a ``Status`` with a cluster: of 10,000 tasks."""
+_RUN_BYTES: Final = 2 * MOST_STATE_BYTES
+"""Bytes of an order to the run record: the states of a worker beside the names of all tasks."""
+
 METHODS: Final[Mapping[str, Method]] = {
-    "/bellwether.WorkerService/Status": Method(_always("status")),
-    "/bellwether.WorkerService/Metrics": Method(_always("metrics")),
+    "/bellwether.WorkerService/Status": Method(_status, most_bytes=_CLUSTER_BYTES),
+    "/bellwether.WorkerService/Metrics": Method(_always("metrics"), most_bytes=_SHORT_BYTES),
     "/bellwether.WorkerService/Register": Method(lambda r: _stage(r.call), _always(REGISTRATIONS), _program),
     "/bellwether.WorkerService/Unregister": Method(_always("unregister")),
-    "/bellwether.WorkerService/Trace": Method(_always("trace")),
+    "/bellwether.WorkerService/Trace": Method(_always("trace"), most_bytes=_SHORT_BYTES),
     "/bellwether.WorkerService/Clear": Method(
         _always("clear"), _always(ORDERS), lambda r: ("clear", " ".join(r.containers) or "all")
     ),
     "/bellwether.WorkerService/Checkpoint": Method(_checkpoint, _checkpoint_pool, _checkpoint_entry),
-    "/bellwether.WorkerService/Run": Method(_run, _run_pool, _run_entry, _run_sender),
+    "/bellwether.WorkerService/Run": Method(_run, _run_pool, _run_entry, _run_sender, _RUN_BYTES),
     "/bellwether.MasterService/CreateSession": Method(_session, _waits, lambda r: ("session.open", "")),
     "/bellwether.MasterService/RenewSession": Method(_session),
     "/bellwether.MasterService/CloseSession": Method(_session),
@@ -132,7 +145,7 @@ METHODS: Final[Mapping[str, Method]] = {
     ),
     "/bellwether.MasterService/ForwardBytes": Method(_always("checkpoint.bytes"), _waits),
     "/bellwether.MasterService/ForwardRunOrder": Method(
-        lambda r: _run(r.order), _waits, lambda r: _run_entry(r.order), _forwarded_sender
+        lambda r: _run(r.order), _waits, lambda r: _run_entry(r.order), _forwarded_sender, _RUN_BYTES
     ),
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
     "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", " ".join(r.containers))),

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.errors import InvalidArgumentError, NotFoundError, printable
 from runtime.graph.op_kinds import WHEN, Attrs
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Key, Store
@@ -181,7 +181,9 @@ def _read(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[A
 def _print(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     if _may_print((context.client, context.task, context.op), int(attrs["first_n"])):
         shown = "".join(f"[{_show(array, int(attrs['summarize']))}]" for array in inputs)
-        print(f"{attrs['message']}{shown}", file=sys.stderr, flush=True)
+        # Another process may have made the text: no line of it may pass for one of the task's own.
+        lines = f"{attrs['message']}{shown}".split("\n")
+        print(*(f"Print: {printable(line)}" for line in lines), sep="\n", file=sys.stderr, flush=True)
     return []
 
 

@@ -560,7 +560,7 @@ class Connection:
             if isinstance(error, ResourceExhaustedError) and error.limit:
                 self._context.refusals.tell(self.peer_host, error.message, "limit")
             return error
-        logging.error("Call %d of client %x failed", handle, self.client, exc_info=error)
+        self._context.refusals.report_failure(self.peer_host, f"call {handle} of client {self.client:x}", error)
         return InternalError(f"call {handle} failed: {type(error).__name__}: {error}")
 
     def _send_reply(self, seq: int, handle: int, reply: Reply) -> None:

@@ -51,6 +51,7 @@ _OTHERS: Final[Mapping[ClientRole | None, frozenset[str]]] = {
 
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     "status": _ALL,
+    "introduce": _TASKS,
     "metrics": _ALL,
     "register": _TRAIN,
     "unregister": _TRAIN,
@@ -90,8 +91,9 @@ MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     "backup": _PS,
     "unknown": _ALL,
 }
-"""By order, the roles that may give it. "unknown" is what this version does not know, and refuses by itself; "tensors"
-a connection of the tensor channel; "stage" the call of a stage; "quorum" a stage by which a chief decides on a step."""
+"""By order, the roles that may give it. "unknown" is what this version does not know, and refuses by itself;
+"introduce" a status by which a task hears where its peers are; "tensors" a connection of the tensor channel; "stage"
+the call of a stage; "quorum" a stage by which a chief decides on a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
@@ -45,6 +46,8 @@ _ASK = "."
 _MOST_PROOFS = 3
 """How often one call is made at most: the task may restart, and ask again, between two of them."""
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
+_STRANGERS = futures.ThreadPoolExecutor(4, "grpc strangers")
+"""The threads of calls that are refused, or open to all; they start with the first of these calls."""
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
@@ -407,6 +410,20 @@ def _nonce_of(answer: Any) -> str | None:
     return next((str(entry.value) for entry in answer.trailing_metadata() or () if entry.key == _NONCE), None)
 
 
+def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
+    """Returns a method that gRPC runs on the few threads of calls that have not shown who they are.
+
+    Such calls are answered at once. Others have a thread each (``runtime.server.threads``), which a flood of
+    strangers would make by the thousand.
+
+    Args:
+        answer: The method.
+    """
+    method = functools.partial(answer)
+    method.experimental_thread_pool = _STRANGERS  # type: ignore[attr-defined]  # the name by which gRPC looks for it
+    return method
+
+
 class VersionCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses the calls of clients that speak another wire version, before anything of them is read.
 
@@ -426,7 +443,7 @@ class VersionCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if not problem or handler_call_details.method.startswith(_OPEN_TO_ALL):
             return continuation(handler_call_details)
         error = UnimplementedError(problem, task=self._task)
-        return grpc.stream_unary_rpc_method_handler(lambda requests, context: abort(context, error))
+        return grpc.stream_unary_rpc_method_handler(for_strangers(lambda requests, context: abort(context, error)))
 
 
 class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -450,8 +467,8 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._refusals = refusals
         self._nonce = secrets.token_hex(16)
         # A method that takes a stream reads none of it unless it asks.
-        self._asked = grpc.stream_unary_rpc_method_handler(self._ask)
-        self._refused = grpc.stream_unary_rpc_method_handler(self._refuse)
+        self._asked = grpc.stream_unary_rpc_method_handler(for_strangers(self._ask))
+        self._refused = grpc.stream_unary_rpc_method_handler(for_strangers(self._refuse))
 
     @functools.cached_property
     def _expected(self) -> bytes:

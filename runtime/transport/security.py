@@ -315,6 +315,7 @@ class Refusals:
             why: in words.
             action: "connect" where it was not let in, "limit" where it was over one (``runtime.limits``).
         """
+        metrics.add("refused_total")
         if not self._is_due(f"{peer} {action}"):
             return
         if self._audit is not None:
@@ -332,6 +333,7 @@ class Refusals:
             order: as it is called in ``roles.MAY``.
             why: in words.
         """
+        metrics.add("refused_total")
         who = " ".join(names)
         if not self._is_due(f"{peer} {who} {order}"):
             return
@@ -341,8 +343,18 @@ class Refusals:
             "%s refuses an order of a client at %s: %s (said once a minute)", self._task or "a server", peer, why
         )
 
+    def report_failure(self, peer: str, call: str, error: Exception) -> None:
+        """Logs the traceback of a call that failed by no error of ours, of each client once in a while.
+
+        Args:
+            peer: The client's address, without a port.
+            call: The call, in words.
+            error: The error.
+        """
+        if self._is_due(f"{peer} failure"):
+            logging.error("%s of %s failed (said once a minute)", call.capitalize(), peer, exc_info=error)
+
     def _is_due(self, about: str) -> bool:
-        metrics.add("refused_total")
         now = time.monotonic()
         with self._lock:
             if now - self._told.get(about, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:

@@ -55,6 +55,13 @@ def test_print_summarizes_and_stops(session: rt.Session, capfd: pytest.CaptureFi
     assert capfd.readouterr().err.count("few[1...]\n") == 2
 
 
+def test_print_moves_no_cursor(session: rt.Session, capfd: pytest.CaptureFixture[str]) -> None:
+    """The text may come from another process: no line passes for one of the task's log."""
+    session.run(rt.Print(rt.constant(1), [rt.constant("\x1b[2J\nWARNING:absl:/job:ps/task:0 stops")], "\x1b[31m"))
+    shown = [line for line in capfd.readouterr().err.splitlines() if "31m" in line or "WARNING" in line]
+    assert shown == ["Print: \\x1b[31m[\\x1b[2J", "Print: WARNING:absl:/job:ps/task:0 stops]"]
+
+
 def test_print_runs_on_its_device(capfd: pytest.CaptureFixture[str]) -> None:
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         with rt.device("/job:ps/task:0"):

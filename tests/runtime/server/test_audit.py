@@ -11,6 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
+from runtime.observe import audit
 from runtime.observe.audit import LOGGER, AuditLog
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
@@ -52,7 +53,9 @@ def test_programs_checkpoints_and_resets_are_written_down(log: pathlib.Path, tmp
         rt.Session.reset(made[TARGET].target)
         lines = read(log)
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    assert {line["outcome"] for line in lines} == {"ok"}
+    begun, done = ([line for line in lines if (line["outcome"] == "begun") is now] for now in (True, False))
+    assert {line["outcome"] for line in done} == {"ok"} and len(begun) == len(done)
+    lines = done
     told = actions(log)
     order = [told.index(action) for action in ("program", "checkpoint.take", "checkpoint.write", "clear")]
     assert order == sorted(order)
@@ -93,8 +96,23 @@ def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) ->
             stub.Run(order, timeout=60)
         with pytest.raises(grpc.RpcError):
             stub.Run(run_record_pb2.RunOrder(incarnation=1, inspect=run_record_pb2.RunOrder.Inspect()), timeout=60)
-    (line,) = read(log)
+    begun, line = read(log)
     assert (line["action"], line["what"], line["outcome"]) == ("run.open", "/runs", "ABORTED")
+    assert (begun["action"], begun["what"], begun["outcome"]) == ("run.open", "/runs", "begun")
+
+
+def test_a_full_log_gives_way_to_the_next(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_MOST_BYTES", 1000)
+    path = tmp_path / "log"
+    logs = [AuditLog(f"/job:ps/task:{n}", path) for n in range(2)]  # tasks of a host may share a file
+    for n in range(40):
+        logs[n % 2].write("clear", peer=str(n), outcome="ok")
+    for log in logs:
+        log.close()
+    kept = [tmp_path / "log.1", path]
+    assert all(file.stat().st_size < 1200 for file in kept)
+    peers = [line["peer"] for file in kept for line in read(file)]
+    assert len(peers) > 5 and peers == [str(n) for n in range(40 - len(peers), 40)]
 
 
 def test_text_of_others_moves_no_cursor_and_begins_no_line(tmp_path: pathlib.Path) -> None:

@@ -122,6 +122,22 @@ def test_a_message_has_so_many_bytes_at_most(server: rt.Server) -> None:
             rpc.call(made.master.RunStep, step_of(MAX_REQUEST_BYTES), timeout=120, task="/job:local/task:0")
 
 
+@pytest.mark.parametrize(
+    ("method", "most"), [("Status", 1 << 20), ("Metrics", 64 << 10), ("Trace", 64 << 10), ("Run", 2 << 20)]
+)
+def test_a_short_request_is_not_parsed_when_it_is_long(server: rt.Server, method: str, most: int) -> None:
+    """A cluster of 1.5 million names kept the task busy for seconds, whoever asked."""
+    with rpc.open_channel(server.address) as channel:
+        call = channel.unary_unary(
+            f"/bellwether.WorkerService/{method}", request_serializer=bytes, response_deserializer=bytes
+        )
+        with refused(EXHAUSTED, f"{most:,}"):
+            call(b"\xff" * (most + 1), timeout=60)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"\xff" * most, timeout=60)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # it was parsed
+
+
 @pytest.mark.parametrize("most", [1 << 20, 4 << 20])
 def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int) -> None:
     fed = np.arange((2 << 20) // 4, dtype=np.float32)

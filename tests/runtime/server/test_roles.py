@@ -26,7 +26,7 @@ from runtime.backup.holder import packed_message, read_message
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
 from runtime.plan.plan import Hold
-from runtime.proto import run_record_pb2, services_pb2_grpc, stage_pb2
+from runtime.proto import cluster_pb2, run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
 from runtime.server.calls import METHODS
 from runtime.state.leadership import Leadership
@@ -49,6 +49,7 @@ TRAIN, LEAD, TASKS = "worker chief", "chief", "worker chief ps"
 
 TABLE = {
     "status": EVERY,
+    "introduce": TASKS,
     "metrics": EVERY,
     "run.inspect": EVERY,
     **dict.fromkeys(("register", "unregister", "trace", "session", "step", "stage"), TRAIN),
@@ -165,6 +166,7 @@ def _orders(message: Any) -> list[str]:
 def _requests() -> Iterator[tuple[str, str, Any]]:
     """Every order, with a method that takes it and a request: of a task that is not there, of a session that is not."""
     yield "status", "Status", pb.StatusRequest()
+    yield "introduce", "Status", pb.StatusRequest(cluster=cluster_pb2.ClusterDef())
     yield "metrics", "Metrics", pb.MetricsRequest()
     yield "register", "Register", pb.RegisterRequest(incarnation=ELSE)
     for kernel in ("quorum/claim", "quorum/gather", "quorum/commit", "when/quorum/claim"):

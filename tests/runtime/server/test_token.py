@@ -136,6 +136,32 @@ def test_health_is_open_and_says_no_more(server: rt.Server) -> None:
         assert found == health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 
+def test_health_serves_no_streams(server: rt.Server) -> None:
+    """A stream of a stranger held a thread and 20 kB for as long as it liked."""
+    with grpc.insecure_channel(server.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(iter(watch))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_strangers_share_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls without a proof, and those of the health service, had a thread each while they were answered."""
+    names: set[str] = set()
+    answer = rpc.TokenCheck._ask
+
+    def ask(check: rpc.TokenCheck, requests: Any, context: grpc.ServicerContext) -> None:
+        names.add(threading.current_thread().name)
+        answer(check, requests, context)
+
+    monkeypatch.setattr(rpc.TokenCheck, "_ask", ask)
+    with rt.Server(kit.addresses(ps=1), "ps", 0) as server, grpc.insecure_channel(server.address) as channel:
+        stub = services_pb2_grpc.WorkerServiceStub(channel)
+        calls = [stub.Status.future(pb.StatusRequest(), timeout=60) for _ in range(300)]
+        assert {call.exception().code() for call in calls} == {UNAUTHENTICATED}
+    assert 0 < len(names) <= 4 and all(name.startswith("grpc strangers") for name in names)
+
+
 def challenge(server: rt.Server) -> str:
     """What a server asks a proof about."""
     with grpc.insecure_channel(server.address) as channel:
