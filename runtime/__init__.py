@@ -3,6 +3,9 @@
 ``rt.lowlevel`` is its second face, for those who build a training harness.
 """
 
+from runtime import collector as _collector
+
+# isort: split
 from runtime import lowlevel
 from runtime.cluster.jobset import JobSetClusterResolver
 from runtime.cluster.kubernetes import KubernetesClusterResolver
@@ -81,6 +84,8 @@ from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
 from runtime.transport.security import Security
+
+_collector.resume()
 
 
 def __getattr__(name: str) -> str:

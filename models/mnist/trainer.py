@@ -12,6 +12,9 @@ the test set. An evaluator does none of this: it follows the checkpoints.
 Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the last word.
 """
 
+import runtime as rt  # before JAX, so that the garbage collector pauses while both are imported
+
+# isort: split
 import contextlib
 import math
 import os
@@ -28,7 +31,6 @@ from absl import app, flags, logging
 from numpy.typing import NDArray
 
 import harness
-import runtime as rt
 from harness import exit_codes, monitoring
 from models.mnist import config as config_flags
 from models.mnist import data
