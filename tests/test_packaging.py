@@ -61,7 +61,13 @@ def test_the_wheel_has_both_packages_and_their_common_name_and_nothing_else(arch
         names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"bellwether.py", "harness", "runtime"}
-    wanted = {"harness/__init__.pyi", "harness/py.typed", "harness/tf1/__init__.py", "runtime/proto/stage_pb2.py"}
+    wanted = {
+        "harness/manifests/templates/pod.yaml",
+        "harness/__init__.pyi",
+        "harness/py.typed",
+        "harness/tf1/__init__.py",
+        "runtime/proto/stage_pb2.py",
+    }
     assert wanted <= set(names)
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
 

@@ -1,54 +1,130 @@
-"""A request as the text of a launch file."""
+"""A request as the text of a launch file: the templates beside this module, filled in.
 
-from collections.abc import Callable, Mapping
-from typing import Any
+In a template ``{{name}}`` is a value. One alone on its line may have several lines, which are indented as it is. A line
+that ends with ``#?name`` is there only where that value is true, one with ``#?!name`` only where it is not.
+"""
 
-import yaml
+import json
+import pathlib
+import re
+import shlex
+import textwrap
+from collections.abc import Mapping
 
-from harness.manifests import kubernetes, scripts
-from harness.manifests.request import ClusterRequest
-
-_TOKEN = (
-    "First, once, the secret that keeps others out (docs/security.md):",
-    "    kubectl create secret generic {name}-token --from-literal=token=$(openssl rand -hex 32)",
+from harness.launch.policy import CHIEF_JOB, EVALUATOR, PS, WORKER
+from harness.manifests.request import (
+    NEVER_AGAIN,
+    PORT,
+    PS_GRACE_SECS,
+    PS_PAUSE_SECS,
+    SAVE_SECS,
+    WORKER_GRACE_SECS,
+    ClusterRequest,
 )
-_KUBERNETES: Mapping[str, Callable[[ClusterRequest], list[kubernetes.Object]]] = {
-    "jobset": kubernetes.jobset,
-    "tfjob": kubernetes.tfjob,
-    "statefulset": kubernetes.statefulset,
-}
-ENGINES = (*_KUBERNETES, "slurm")
+
+ENGINES = ("jobset", "tfjob", "statefulset", "slurm")
+MAX_RESTARTS = 10
+_TEMPLATES = pathlib.Path(__file__).with_name("templates")
+_KINDS = {CHIEF_JOB: "Chief", PS: "PS", WORKER: "Worker", EVALUATOR: "Evaluator"}
+"""Jobs as a TFJob calls them. Its operator looks for a container "tensorflow" and a port "tfjob-port"."""
+_JOBSET_LABELS = {"JOBSET_NAME": "jobset-name", "REPLICATED_JOB_NAME": "replicatedjob-name", "JOB_INDEX": "job-index"}
+_POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
 def render(engine: str, request: ClusterRequest) -> str:
-    """The launch file of a request.
+    """Returns the launch file of a request.
 
     Raises:
         ValueError: the engine cannot start such a cluster; says why.
     """
-    if request.evaluators and engine == "slurm":
-        raise ValueError(f"--evaluators: with {engine} start one by hand, with --job_name=evaluator")
+    if engine == "slurm" and request.evaluators:
+        raise ValueError("--evaluators: with slurm start one by hand, with --job_name=evaluator")
+    values = request.values(engine) | {"max_restarts": MAX_RESTARTS, "never_again": NEVER_AGAIN}
+    values["heading"] = fill_template("heading.yaml", values)
     if engine == "slurm":
-        return scripts.slurm(request)
-    notes = [line.format(name=request.name) for line in _TOKEN]
-    return request.heading(engine, *notes) + "---\n".join(_text(made) for made in _KUBERNETES[engine](request))
+        command = shlex.join([*request.command, f"--preempt_grace_secs={SAVE_SECS - 10}"])
+        return fill_template("slurm.sh", {**values, "command": command, "save_secs": SAVE_SECS})
+    values["volume"] = fill_template("volume.yaml", values)
+    counts = _count_tasks(engine, request)
+    values["jobs"] = "".join(_render_job(engine, request, job, values) for job, count in counts.items() if count)
+    return fill_template(f"{engine}.yaml", values)
 
 
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes texts of several lines as such, and no anchors."""
+def fill_template(file: str, values: Mapping[str, object]) -> str:
+    """Returns a template with its values in place; raises KeyError where one is missing."""
+    lines = []
+    for line in _TEMPLATES.joinpath(file).read_text().splitlines():
+        line, _, condition = line.partition("  #?")
+        if condition and bool(values[condition.lstrip("!")]) == condition.startswith("!"):
+            continue
+        place = re.fullmatch(r"( *)\{\{(\w+)\}\}", line)
+        if place is None:
+            lines.append(re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), line))
+        elif text := str(values[place[2]]).rstrip("\n"):
+            lines.append(textwrap.indent(text, place[1]))
+    return "\n".join(lines) + "\n"
 
-    def ignore_aliases(self, data: Any) -> bool:
-        """A reader is served better by the same thing twice."""
-        return True
+
+def _count_tasks(engine: str, request: ClusterRequest) -> dict[str, int]:
+    """Returns how many tasks each job has; a TFJob has a job for its chief, unless workers come and go.
+
+    With enableDynamicWorker the operator tells a Chief of no ps, so worker 0 is the chief.
+    """
+    chiefs = int(engine == "tfjob" and not request.elastic)
+    return {CHIEF_JOB: chiefs, PS: request.ps, WORKER: request.workers - chiefs, EVALUATOR: request.evaluators}
 
 
-def _string(dumper: yaml.SafeDumper, text: str) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+def _render_job(engine: str, request: ClusterRequest, job: str, values: Mapping[str, object]) -> str:
+    is_ps = job == PS
+    environment = [_variable(name, value) for name, value in request.environment(job).items()]
+    if engine == "jobset":
+        count = f"1x{request.workers}+" if request.elastic else request.workers
+        environment += [_variable("BELLWETHER_JOBS", f"{PS}={request.ps},{WORKER}={count}")]
+        labels = {name: f"metadata.labels['jobset.sigs.k8s.io/{label}']" for name, label in _JOBSET_LABELS.items()}
+        environment += [_variable(name, path=path) for name, path in labels.items()]
+    elif engine == "statefulset" and is_ps:
+        environment.insert(0, _variable("TASK_INDEX", path=_POD_INDEX))
+    own: dict[str, object] = {
+        "job": job,
+        "kind": _KINDS[job],
+        "count": _count_tasks(engine, request)[job],
+        "grows": request.elastic and job == WORKER,
+        "grace_secs": PS_GRACE_SECS if is_ps else WORKER_GRACE_SECS,
+        "pause_secs": PS_PAUSE_SECS,
+        "container": "tensorflow" if engine == "tfjob" else "bellwether",
+        "port": "tfjob-port" if engine == "tfjob" else "grpc",
+        "command": "\n".join(f"- {json.dumps(argument)}" for argument in _arguments(engine, request, job)),
+        "environment": "\n".join(environment),
+        "cores": f"{request.cores(job):g}",
+        "mib": request.memory_mib(job),
+        "gpus": 0 if is_ps else request.gpus,
+        "serves": job != EVALUATOR,
+        "is_ps": is_ps,
+    }
+    values = {**values, **own}
+    values["pod"] = fill_template("pod.yaml", values)
+    return fill_template(f"{engine}_{'ps' if is_ps and engine == 'statefulset' else 'job'}.yaml", values)
 
 
-_Dumper.add_representer(str, _string)
+def _arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:
+    """Returns the command of the tasks of a job."""
+    if engine != "statefulset":
+        return request.arguments(engine, f"--cluster_from={'tf_config' if engine == 'tfjob' else engine}")
+    hosts = {
+        name: ",".join(f"{request.name}-{name}-{i}.{request.name}:{PORT}" for i in range(count))
+        for name, count in ((PS, request.ps), (WORKER, request.workers))
+    }
+    index = "$(TASK_INDEX)" if job == PS else "$(JOB_COMPLETION_INDEX)"
+    flags = [
+        *(f"--{name}_hosts={tasks}" for name, tasks in hosts.items()),
+        f"--job_name={job}",
+        f"--task_index={index}",
+    ]
+    return request.arguments("jobset", *flags)
 
 
-def _text(made: Mapping[str, Any]) -> str:
-    text: str = yaml.dump(made, Dumper=_Dumper, sort_keys=False, width=120)
-    return text
+def _variable(name: str, value: str = "", path: str = "") -> str:
+    """Returns a line of ``env``: a variable with a value, or with that of a field of its pod."""
+    if path:
+        return f"- {{name: {name}, valueFrom: {{fieldRef: {{fieldPath: {json.dumps(path)}}}}}}}"
+    return f"- {{name: {name}, value: {json.dumps(value)}}}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.launch.policy import EVALUATOR, PS, WORKER
+from harness.launch.policy import PS, WORKER
 from harness.launch.tasks import PS_ENVIRONMENT
 from harness.manifests.sizing import MIB, Sizes, Workload, sizes
 
@@ -23,7 +23,6 @@ PS_GRACE_SECS = PS_PAUSE_SECS + PS_DRAIN_SECS + 20
 NEVER_AGAIN = 42
 """The exit code, of the codes for JobSet, of a process that would end so again: wrong flags, damaged data."""
 RUNS = "/runs"
-TOKEN_DIRECTORY = "/etc/bellwether"
 TRAINER = ("python", "-m", "models.mnist.trainer")
 
 
@@ -75,11 +74,6 @@ class ClusterRequest:
         """The run directory, on a volume that all tasks see."""
         return f"{RUNS}/{self.name}"
 
-    @property
-    def tasks(self) -> dict[str, int]:
-        """How many tasks each job of the cluster has."""
-        return {PS: self.ps, WORKER: self.workers, **({EVALUATOR: self.evaluators} if self.evaluators else {})}
-
     def arguments(self, scheme: str, *flags: str) -> list[str]:
         """The command of every task, with the flags that an engine adds."""
         codes = [f"--exit_codes={scheme}"] if self.exit_codes else []
@@ -87,10 +81,8 @@ class ClusterRequest:
         return [*self.command, *flags, f"--logdir={self.logdir}", f"--preempt_grace_secs={SAVE_SECS}", *codes]
 
     def environment(self, job: str) -> dict[str, str]:
-        """The environment of the tasks of a job."""
+        """Returns what the environment of the tasks of a job has beside that of all pods."""
         return {
-            "PYTHONUNBUFFERED": "1",
-            "BELLWETHER_SECURITY": f"{TOKEN_DIRECTORY}/token",
             **(PS_ENVIRONMENT if job == PS else {}),
             **({"BELLWETHER_DRAIN_SECS": str(PS_DRAIN_SECS)} if job == PS else {}),
         }
@@ -104,20 +96,27 @@ class ClusterRequest:
         """Cores to ask for: what the steps keep busy on a ps and a half for gRPC and checkpoints; of a worker one."""
         return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10 if job == PS else 1.0 + self.gpus
 
-    def storage_gib(self) -> int:
-        """Size of the volume of runs."""
-        return max(1, math.ceil(self.sizes.run_bytes / 2**30))
-
-    def heading(self, engine: str, *notes: str) -> str:
-        """What stands above a launch file: what it was made from, and what has to be done before."""
-        found = self.sizes
-        asked = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"
-        asked += " --elastic" if self.elastic else ""
-        lines = [
-            f"{self.name} on {engine}: made by `python -m harness.manifests {asked}`.",
-            f"A ps needs {self.memory_mib(PS)} MiB (docs/memory.md) and about {self.cores(PS):g} cores; all workers "
-            f"together make {found.steps_per_s:.3g} steps/s",
-            f"at most, by the model of docs/scaling.md; what sets that limit: {found.busiest}.",
-            *notes,
-        ]
-        return "".join(f"# {line}\n" for line in lines)
+    def values(self, engine: str) -> dict[str, object]:
+        """Returns what the templates of all engines fill in."""
+        found, tasks = self.sizes, self.ps + self.workers
+        mib, cores = (max(of(PS), of(WORKER)) for of in (self.memory_mib, self.cores))
+        flags = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"
+        return {
+            "engine": engine,
+            "flags": flags + " --elastic" * self.elastic,
+            "name": self.name,
+            "image": self.image,
+            "ps": self.ps,
+            "workers": self.workers,
+            "evaluators": self.evaluators,
+            "gpus": self.gpus,
+            "elastic": self.elastic,
+            "ps_mib": self.memory_mib(PS),
+            "ps_cores": f"{self.cores(PS):g}",
+            "steps_per_s": f"{found.steps_per_s:.3g}",
+            "busiest": found.busiest,
+            "storage_gib": max(1, math.ceil(found.run_bytes / 2**30)),
+            "tasks": tasks,
+            "task_cores": math.ceil(cores),
+            "core_mib": math.ceil(mib / math.ceil(cores)),
+        }

@@ -15,12 +15,13 @@ import pytest
 
 from harness import exit_codes
 from harness.launch.ports import free_ports
-from harness.manifests.kubernetes import USER
 from tests.kit.processes import Program
 
 pytestmark = pytest.mark.cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+USER = int(re.findall(r"runAsUser: (\d+)", (ROOT / "harness/manifests/templates/pod.yaml").read_text())[0])
+"""The user of the pods, who is that of the image."""
 
 
 def steps() -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import types
@@ -150,36 +149,6 @@ def test_the_models_of_kubeflow_training_find_what_is_wrong(kept_by_kubeflow: Ca
 # -- what they say -------------------------------------------------------------------------------------------------
 
 
-def test_a_jobset_starts_ps_first_and_makes_a_worker_anew_without_a_limit() -> None:
-    spec = of_kind("JobSet", "jobset", REQUESTS["large"])["spec"]
-    assert [job["name"] for job in spec["replicatedJobs"]] == ["ps", "worker", "evaluator"]
-    assert spec["startupPolicy"] == {"startupPolicyOrder": "InOrder"}
-    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["worker"]}
-    rules = {job: rule["action"] for rule in spec["failurePolicy"]["rules"][1:] for job in rule["targetReplicatedJobs"]}
-    again = "RestartJobAndIgnoreMaxRestarts"
-    assert rules == {"worker": again, "evaluator": again, "ps": "RestartJob"}
-
-
-def test_nobody_waits_for_an_evaluator_and_a_save_has_its_time() -> None:
-    for engine in ("jobset", "tfjob"):
-        for job, pod in pods(engine, REQUESTS["large"]):
-            (container,) = pod["containers"]
-            assert ("readinessProbe" in container) == (job != "evaluator")
-            if job == "ps":
-                drain = int(environment(container)["BELLWETHER_DRAIN_SECS"])
-                pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-                assert pod["terminationGracePeriodSeconds"] > pause + drain > 30
-            else:
-                (grace,) = [a for a in container["command"] if a.startswith("--preempt_grace_secs=")]
-                assert pod["terminationGracePeriodSeconds"] > float(grace.partition("=")[2])
-            if "livenessProbe" in container:
-                probe = container["livenessProbe"]
-                assert probe["periodSeconds"] * probe["failureThreshold"] >= 600, "a ps that loads 10 GB lives"
-            assert pod["securityContext"]["runAsNonRoot"] and container["image"] == "registry.example/b:1"
-            limits = container["resources"]["limits"]
-            assert limits.get("nvidia.com/gpu") == (None if job == "ps" else "1")
-
-
 def pods(engine: str, asked: ClusterRequest) -> Iterator[tuple[str, Any]]:
     """Job and pod of each template of a JobSet or a TFJob."""
     if engine == "jobset":
@@ -279,14 +248,6 @@ def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(clean: pytest
             assert found.problem() is None and (found.job_name, found.task_index) == (role, index) and found.elastic
             chiefs += found.is_chief
     assert chiefs == 1
-
-
-@pytest.mark.parametrize("engine", ["jobset", "tfjob", "statefulset"])
-def test_compiled_programs_outlive_a_pod(engine: str) -> None:
-    """Compiled programs lie on the volume of the runs."""
-    text = render(engine, REQUESTS["small"])
-    found = re.findall(r"- name: XDG_CACHE_HOME\n +value: (\S+)", text)
-    assert found == ["/runs/.cache"] * text.count("  image: ")
 
 
 def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.MonkeyPatch) -> None:
