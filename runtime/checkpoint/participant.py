@@ -1,7 +1,11 @@
 """A task's part in checkpoints: it takes references to its variables, writes them, reads them, swaps them in.
 
 It obeys orders under the leadership that its task obeys, and refuses all others. The first order under another one
-waits until the jobs of the one before have ended, so that a dead chief's late order can spoil nothing.
+waits until nothing works on the jobs of the one before, so that a dead chief's late order can spoil nothing.
+
+A save or restore is a job, and a job belongs to a session. Whatever ends a job ends it by ``_end``: an order that drops
+or commits it, another leadership, the end of its session, the stop of the task. An ended job accepts no order, and its
+arrays are free as soon as no order works on them.
 """
 
 from __future__ import annotations
@@ -11,17 +15,16 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import logging
 from google.protobuf.message import Message
 
-from runtime import timeouts
 from runtime.checkpoint import storage
 from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
@@ -47,13 +50,11 @@ from runtime.state.write_gate import Gate, lapsed
 from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 JOIN_SECS = 60.0
-"""How long the first order under another leadership waits for the jobs of the one before."""
+"""How long the first order under another leadership waits for orders that work on jobs of the one before."""
 QUIET_SECS = 2.0
 """How long a snapshot waits for stages that are under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
-"""How long what was taken for a save is kept when nobody asks for it."""
-_LOOK_SECS = 0.25
-"""How often an order that waits for another looks whether anybody still wants it."""
+"""A job that no order has named for so long is ended by the next order: the order to drop it has got lost."""
 MAX_ARRAY_BYTES = 2**62
 VALUES_OF_JOBS = 8
 """Of how many saves and restores a task can tell whether its variables have changed since."""
@@ -63,73 +64,53 @@ _NOTHING = np.empty((0,), np.uint8)
 UNFENCED = frozenset(("states", "changed"))
 """Orders that anybody may give: they only ask."""
 
+BEGINS_JOB = frozenset(("take", "read", "receive"))
+"""Orders that begin a job, which the session that sends them owns."""
+
 Order = pb.CheckpointOrder
 Reply = pb.CheckpointReply
 
 
-@dataclass
-class Job:
-    """One save or restore on this task.
-
-    Attributes:
-        leadership: under which it was begun.
-        slices: what it is about.
-        arrays: what was taken, or read, for each slice.
-        done: bytes written, or sent to who writes them.
-        incoming: for each slice, what has come of it so far, when it comes in byte ranges.
-        first: index of the first slice whose array is still held; the arrays of those before it were sent.
-        before: bytes of the arrays that were sent.
-        client: who asks for byte ranges over the tensor channel, or gives them; 0 when nobody does.
-        used_at: when somebody asked for it last (``time.monotonic``).
-        given_up: why it has ended before its time; empty while it has not.
-        cancelled: set when it is over, or another chief wants it gone.
-        lock: held while an order works on it.
-        orders: those that write or read it, or wait to.
-        left_at: since when nobody has waited for any of them (``time.monotonic``); None while somebody does.
-        taken: the reply to the order that began it; an order whose reply got lost comes again.
-        written: the reply to the order to write it.
-    """
+class Sender(NamedTuple):
+    """The leadership under which an order comes, and the session that sends it."""
 
     leadership: Leadership
+    session: int
+
+
+@dataclass
+class Job:
+    """A save or restore on this task, from the order that begins it to its end.
+
+    Attributes:
+        sender: of the order that began the job. The job ends with this session, and under another leadership.
+        slices: the parts of variables that are saved or restored.
+        arrays: for each slice, the value that was taken or read.
+        done: bytes written, read, or sent to the process that writes them.
+        incoming: for each slice, the bytes received so far, where they come in byte ranges.
+        first: index of the first slice whose array is still held; the arrays of those before it were sent.
+        before: bytes of the arrays that were sent.
+        used_at: ``time.monotonic()`` of the last order that named the job.
+        why: reason of the end; empty while the job is under way.
+        ended: set with ``why``.
+        at_work: True while an order writes, reads or commits it.
+        taken: the reply to the order to take; an order whose reply got lost comes again.
+        written: the reply to the order to write.
+    """
+
+    sender: Sender
     slices: list[VariableSlice]
-    arrays: list[Any]
+    arrays: list[Any] = field(default_factory=list)
     done: int = 0
     incoming: list[Incoming] = field(default_factory=list)
     first: int = 0
     before: int = 0
-    client: int = 0
     used_at: float = field(default_factory=time.monotonic)
-    given_up: str = ""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    orders: list[Cancellation] = field(default_factory=list)
-    left_at: float | None = None
+    why: str = ""
+    ended: threading.Event = field(default_factory=threading.Event)
+    at_work: bool = False
     taken: Reply.Taken | None = None
     written: Reply.Written | None = None
-
-    def unwanted(self) -> bool:
-        """Whether what is written or read is not wanted: by another chief, or nobody waits for it.
-
-        Who waited may have lost its connection, and orders the same again: it has as long as a call has to connect.
-        """
-        if not all(order.over for order in list(self.orders)):
-            self.left_at = None
-        elif self.left_at is None:
-            self.left_at = time.monotonic()
-        return self.cancelled.is_set() or (
-            self.left_at is not None and time.monotonic() - self.left_at >= timeouts.RECONNECT_SECS
-        )
-
-    @contextmanager
-    def worked_on(self, order: Cancellation, what: str) -> Iterator[None]:
-        """While an order writes or reads: waits until no other works on it, or the order is over."""
-        self.orders.append(order)
-        while not self.lock.acquire(timeout=_LOOK_SECS):
-            order.check(what)
-        try:
-            yield
-        finally:
-            self.lock.release()
 
 
 class CheckpointParticipant:
@@ -141,6 +122,8 @@ class CheckpointParticipant:
         gate: holds its writing stages.
         devices: its devices by (type, index): where restored values go.
         limits: how long orders hold updates back, and how many saves and restores are under way at once.
+        connected: returns True while a session has a connection to this task. A session without one owns no job,
+            because nothing would tell its end.
     """
 
     def __init__(
@@ -150,15 +133,20 @@ class CheckpointParticipant:
         gate: Gate,
         devices: Mapping[tuple[str, int], jax.Device],
         limits: Limits | None = None,
+        connected: Callable[[int], bool] = lambda session: True,
     ) -> None:
         self._limits = limits or Limits()
+        self._connected = connected
         self._store = store
         self._task = task
         self._gate = gate
         self._devices = devices
-        self._lock = threading.Lock()
+        self._jobs_changed = threading.Condition()
         self._served = NOBODY  # the leadership of the last order
         self._jobs: dict[int, Job] = {}
+        """Those under way, and those that have ended while an order works on them."""
+        self._why_ended: OrderedDict[int, str] = OrderedDict()
+        """By number of a job, the reason of its end, for orders that come late."""
         self._committed = 0  # the last restore: its order may come again
         self._taking = threading.Lock()
         self._values: OrderedDict[int, Values] = OrderedDict()
@@ -201,10 +189,10 @@ class CheckpointParticipant:
         try:
             if name is None:
                 raise InvalidArgumentError("an order about checkpoints that this version does not know")
-            leadership = Leadership.from_proto(order.leadership)
+            sender = Sender(Leadership.from_proto(order.leadership), order.session)
             if name not in UNFENCED:
-                self._serve(leadership, cancelled)
-            answer = self._table[name](leadership, getattr(order, name), cancelled)
+                self._serve(sender.leadership, cancelled)
+            answer = self._table[name](sender, getattr(order, name), cancelled)
         except OpError as error:
             error.task = error.task or self._task
             raise
@@ -218,30 +206,118 @@ class CheckpointParticipant:
         self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
 
     def _serve(self, leadership: Leadership, cancelled: Cancellation) -> None:
-        """Sees that an order comes under the leadership that the task obeys; jobs of earlier ones have ended then."""
-        with self._lock:
+        """Checks that an order comes under the leadership that the task obeys, and ends the jobs of earlier ones."""
+        with self._jobs_changed:
             self._check(leadership)
-            first, self._served = leadership != self._served, leadership
-            old = {number: job for number, job in self._jobs.items() if job.leadership != leadership}
-        if first:
-            self._gate.open()  # who has paused it will never take anything
-        for job in old.values():
-            job.cancelled.set()
-        until = time.monotonic() + JOIN_SECS
-        for number, job in old.items():
-            while not job.lock.acquire(timeout=max(0.0, min(_LOOK_SECS, until - time.monotonic()))):
-                cancelled.check("waiting for an earlier chief's job")
-                if time.monotonic() >= until:
-                    raise UnavailableError(
-                        f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task
-                    )
-            job.lock.release()
-            with self._lock:
-                self._jobs.pop(number, None)
+            if leadership != self._served:
+                self._gate.open()  # a chief that has paused it and lost the lead takes nothing any more
+            self._served = leadership
+            unused = time.monotonic() - UNUSED_SECS
+            lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work]
+            self._end(lost, f"no order has named it in {UNUSED_SECS:.0f} s")
+            earlier = [n for n, job in self._jobs.items() if job.sender.leadership != leadership]
+            self._end(earlier, "another chief has taken the lead")
+            what, until = "waiting for an earlier chief's job", time.monotonic() + JOIN_SECS
+            if not cancelled.wait_for(self._jobs_changed, lambda: self._jobs.keys().isdisjoint(earlier), what, until):
+                raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
+
+    # -- the life of a job -------------------------------------------------------------------------------------
+
+    def _begin(self, number: int, job: Job) -> Job:
+        """Adds a job; returns the one of that number if an earlier try of the same order has begun it."""
+        with self._jobs_changed:
+            self._check(job.sender.leadership)
+            if number in self._why_ended or number in self._jobs:
+                return self._job(number)
+            if not self._connected(job.sender.session):
+                raise UnavailableError(
+                    f"session {job.sender.session:x} has no connection here, by which its end would be noticed",
+                    task=self._task,
+                )
+            if len(self._jobs) >= self._limits.checkpoint_jobs:
+                raise self._limits.exceeded("checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way")
+            self._jobs[number] = job
+            return job
+
+    def _job(self, number: int) -> Job:
+        """Returns the job of a number, and notes its use."""
+        with self._jobs_changed:
+            job, why = self._jobs.get(number), self._why_ended.get(number)
+        if why is not None:
+            raise self._has_ended(why)
+        if job is None and self._resumed:
+            raise TakeoverError(
+                "the task goes on from its backup: the checkpoint job that was under way is lost", task=self._task
+            )
+        if job is None:
+            raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
+        job.used_at = time.monotonic()
+        return job
+
+    @contextmanager
+    def _worked_on(self, job: Job, order: Cancellation, what: str) -> Iterator[None]:
+        """Waits until no other order works on a job, then keeps others from it for the block."""
+        with self._jobs_changed:
+            order.wait_for(self._jobs_changed, lambda: not job.at_work, what)
+            self._check_alive(job)
+            job.at_work = True
+        try:
+            yield
+        finally:
+            with self._jobs_changed:
+                job.at_work = False
+                job.used_at = time.monotonic()
+                self._forget_ended()
+
+    def _check_alive(self, job: Job) -> None:
+        if job.why:
+            raise self._has_ended(job.why)
+
+    def _has_ended(self, why: str) -> AbortedError:
+        return AbortedError(f"this checkpoint job has ended: {why}", task=self._task)
+
+    def _end(self, numbers: Iterable[int], why: str) -> None:
+        """Ends jobs, whatever the reason.
+
+        Args:
+            numbers: of the jobs; those that are not there have ended already.
+            why: the reason, for orders that come later.
+        """
+        with self._jobs_changed:
+            for number in numbers:
+                self._why_ended.setdefault(number, why)  # also of one that a late order would begin
+                job = self._jobs.get(number)
+                if job is not None and not job.why:
+                    logging.info("%s: checkpoint job %x ends: %s", self._task, number, why)
+                    job.why = why
+                    job.ended.set()
+                self._gate.resume(number)
+            while len(self._why_ended) > self._limits.checkpoint_jobs:
+                self._why_ended.popitem(last=False)
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        self._jobs = {number: job for number, job in self._jobs.items() if job.at_work or not job.why}
+        self._jobs_changed.notify_all()
+
+    def gone(self, session: int, why: str) -> None:
+        """Ends the jobs of a session that is not expected back.
+
+        Args:
+            session: the owner.
+            why: for orders that come all the same.
+        """
+        with self._jobs_changed:
+            numbers = [number for number, job in self._jobs.items() if job.sender.session == session]
+        self._end(numbers, why)
+
+    def close(self) -> None:
+        """Ends all jobs, as the task stops; waits for nothing."""
+        self._end(list(self._jobs), "its server has stopped")
 
     # -- the snapshot ------------------------------------------------------------------------------------------
 
-    def _pause(self, leadership: Leadership, order: Order.Pause, cancelled: Cancellation) -> Reply.Steps:
+    def _pause(self, sender: Sender, order: Order.Pause, cancelled: Cancellation) -> Reply.Steps:
         self._resumed = False
         if not order.seconds >= 0:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s")
@@ -249,7 +325,7 @@ class CheckpointParticipant:
             raise self._limits.exceeded("pause_secs", f"a pause of {order.seconds:g} s")
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
-            self._check(leadership)
+            self._check(sender.leadership)
         except AbortedError:  # another chief has come meanwhile: its first order may have opened the gate just before
             self._gate.resume(order.job)
             raise
@@ -263,31 +339,30 @@ class CheckpointParticipant:
             ]
         )
 
-    def _let_through(self, leadership: Leadership, order: Order.LetThrough, cancelled: Cancellation) -> Reply.Steps:
+    def _let_through(self, sender: Sender, order: Order.LetThrough, cancelled: Cancellation) -> Reply.Steps:
         self._resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
         lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
-    def _take(self, leadership: Leadership, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
+    def _take(self, sender: Sender, order: Order.Take, cancelled: Cancellation) -> Reply.Taken:
         if self._resumed:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
             )
         with self._taking:
-            with self._lock:
-                known = self._jobs.get(order.job)
+            known = self._jobs.get(order.job)
             if known is not None and known.taken is not None:
                 return known.taken
-            return self._take_once(leadership, order)
+            return self._take_once(sender, order)
 
-    def _take_once(self, leadership: Leadership, order: Order.Take) -> Reply.Taken:
+    def _take_once(self, sender: Sender, order: Order.Take) -> Reply.Taken:
         held = False
         try:
             slices = [VariableSlice.from_proto(s) for s in order.slices]
             keys = [s.slot for s in slices]
             self._store.check_initialized(keys, self._task)
-            taken = self._store.snapshot(keys)
+            found = self._store.snapshot(keys)
             values = self._store.values(keys)
         finally:
             held = self._gate.resume(order.job)
@@ -296,7 +371,7 @@ class CheckpointParticipant:
         arrays = []
         number = 0
         for index, s in enumerate(slices):
-            value = taken[s.slot]
+            value = found[s.slot]
             if TensorSpec.of(value) != s.spec:
                 raise InvalidArgumentError(
                     f"variable {s.variable.name!r} is {TensorSpec.of(value)} here, but the graph to be saved has it as "
@@ -309,21 +384,19 @@ class CheckpointParticipant:
                 value = storage.encode_strings(value)
                 slices[index] = replace(s, encoded=value.nbytes)
             arrays.append(value)
-        job = Job(leadership, slices, arrays)
-        job.taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays], cores=os.cpu_count() or 1)
-        self._add(leadership, order.job, job)
+        taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays], cores=os.cpu_count() or 1)
+        self._begin(order.job, Job(sender, slices, arrays, taken=taken))
         self._note_values(order.job, values)
-        threading.Thread(target=self._watch, args=(job,), name="checkpoint-watch", daemon=True).start()
-        return job.taken
+        return taken
 
     def _note_values(self, job: int, values: Values) -> None:
-        with self._lock:
+        with self._jobs_changed:
             self._values[job] = values
             while len(self._values) > VALUES_OF_JOBS:
                 self._values.popitem(last=False)
 
-    def _changed(self, leadership: Leadership, order: Order.Changed, cancelled: Cancellation) -> int:
-        with self._lock:
+    def _changed(self, sender: Sender, order: Order.Changed, cancelled: Cancellation) -> int:
+        with self._jobs_changed:
             values = self._values.get(order.job)
         if values is None:
             raise NotFoundError(f"no such checkpoint job: {order.job:x}", task=self._task)
@@ -335,33 +408,11 @@ class CheckpointParticipant:
         ]
         return same.count(False)
 
-    def _add(self, leadership: Leadership, number: int, job: Job) -> None:
-        with self._lock:
-            self._check(leadership)
-            for old in [n for n, j in self._jobs.items() if j.given_up]:  # kept until now to tell why
-                del self._jobs[old]
-            if number not in self._jobs and len(self._jobs) >= self._limits.checkpoint_jobs:
-                raise self._limits.exceeded("checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way")
-            self._jobs[number] = job
-
-    def _job(self, number: int) -> Job:
-        with self._lock:
-            job = self._jobs.get(number)
-        if job is None and self._resumed:
-            raise TakeoverError(
-                "the task goes on from its backup: the checkpoint job that was under way is lost", task=self._task
-            )
-        if job is None:
-            raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
-        self._check_alive(job)
-        return job
-
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def _write(self, leadership: Leadership, order: Order.Write, cancelled: Cancellation) -> Reply.Written:
+    def _write(self, sender: Sender, order: Order.Write, cancelled: Cancellation) -> Reply.Written:
         job = self._job(order.job)
-        with job.worked_on(cancelled, "writing a checkpoint"):
-            self._check_alive(job)
+        with self._worked_on(job, cancelled, "writing a checkpoint"):
             if job.written is not None:
                 return job.written
             for s in job.slices:
@@ -369,19 +420,17 @@ class CheckpointParticipant:
             directory = self._to_write(order)
             arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
-            pace = Pace(lambda: self._gate.entered, job.cancelled.wait, self.cores)
+            pace = Pace(lambda: self._gate.entered, job.ended.wait, self.cores)
 
             def wrote(size: int) -> None:
                 job.done += size
 
             def write() -> storage.WrittenStore:
-                return storage.write_store(directory, arrays, cancelled=job.unwanted, wrote=wrote, pace=pace)
+                return storage.write_store(directory, arrays, cancelled=job.ended.is_set, wrote=wrote, pace=pace)
 
             written = in_background(write, "checkpoint-writer")
             job.arrays = []  # the next updates may work in place again
-            self._check_wanted(job, cancelled, "writing a checkpoint")
-            if job.cancelled.is_set():
-                raise AbortedError("another chief has taken the lead: the save was cancelled", task=self._task)
+            self._check_alive(job)
             files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in written.files]
             job.written = Reply.Written(files=files, with_nan=written.with_nan)
             return job.written
@@ -408,10 +457,8 @@ class CheckpointParticipant:
         self.roots.check_inside(directory)  # as it is now, wherever links on the way led before
         return directory
 
-    def _progress(self, leadership: Leadership, order: Order.Progress, cancelled: Cancellation) -> int:
-        job = self._job(order.job)
-        job.used_at = time.monotonic()
-        return job.done
+    def _progress(self, sender: Sender, order: Order.Progress, cancelled: Cancellation) -> int:
+        return self._job(order.job).done
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
@@ -431,7 +478,7 @@ class CheckpointParticipant:
                 task=self._task,
             ) from None
 
-    def _verify(self, leadership: Leadership, order: Order.Verify, cancelled: Cancellation) -> Reply.Verified:
+    def _verify(self, sender: Sender, order: Order.Verify, cancelled: Cancellation) -> Reply.Verified:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         problems = []
@@ -444,7 +491,7 @@ class CheckpointParticipant:
             path = file_below(order.directory, file.path)
             self.roots.check_inside(path)
             self._check_there(order.directory, storage.MANIFEST_FILE)  # of no other directory anything is compared
-            self._check(leadership)
+            self._check(sender.leadership)
             try:
                 same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside, check)
             except OpError:  # some are OSErrors, too
@@ -461,7 +508,7 @@ class CheckpointParticipant:
                 problems.append(f"{file.path}: it does not match its checksum")
         return Reply.Verified(problems=problems)
 
-    def _read(self, leadership: Leadership, order: Order.Read, cancelled: Cancellation) -> int:
+    def _read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> int:
         self.roots.check(order.directory)
         self._check_there(order.directory)
         keys = [file_below(order.directory, s.key) for s in order.slices]
@@ -469,23 +516,24 @@ class CheckpointParticipant:
             for path in [order.directory] if order.ocdbt else keys:
                 if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
                     self.roots.check_tree(path)
-        job = Job(leadership, [VariableSlice.from_proto(s) for s in order.slices], [])
-        with job.worked_on(cancelled, "reading a checkpoint"):
-            self._add(leadership, order.job, job)
+        job = self._begin(order.job, Job(sender, [VariableSlice.from_proto(s) for s in order.slices]))
+        with self._worked_on(job, cancelled, "reading a checkpoint"):
+            if job.arrays:  # an earlier try of the same order has read them
+                return job.done
+            read: list[Any] = []
             arrays = storage.read_each(
                 order.directory,
                 [s.stored for s in job.slices],
                 ocdbt=order.ocdbt,
                 zarr3=order.zarr3,
                 mapped=order.mapped,
-                cancelled=job.unwanted,
+                cancelled=job.ended.is_set,
             )
             for s, array in zip(job.slices, arrays, strict=False):  # the next ones are read meanwhile
                 job.done += array.nbytes
-                job.arrays.append(self._placed_on_device(s, array))
-            self._check_wanted(job, cancelled, "reading a checkpoint")
-            if job.cancelled.is_set():
-                raise AbortedError("another chief has taken the lead: the restore was cancelled", task=self._task)
+                read.append(self._placed_on_device(s, array))
+            self._check_alive(job)
+            job.arrays = read
         return job.done
 
     def _placed_on_device(self, s: VariableSlice, array: Any) -> Any:
@@ -499,51 +547,43 @@ class CheckpointParticipant:
         with jax.enable_x64(True):  # else 64-bit arrays are narrowed
             return jax.device_put(array, device).block_until_ready()
 
-    def _commit(self, leadership: Leadership, order: Order.Commit, cancelled: Cancellation) -> None:
-        with self._lock:
-            if order.job == self._committed:
-                return
-        job = self._job(order.job)
-        with job.lock:
-            self._check_alive(job)
-            if self._committed == order.job:  # by an earlier try of the same order, meanwhile
-                return
-            if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
-                raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
-            values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
-            given = self._store.replace(values, lambda: self._check(leadership))
-            self._gate.forget()  # what dead workers left half done is overwritten
-            if order.origin:
-                self._note_values(order.origin, given)
-            with self._lock:
+    def _commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
+        if order.job == self._committed:
+            return
+        try:
+            job = self._job(order.job)
+            with self._worked_on(job, cancelled, "changing variables"):
+                if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
+                    raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
+                values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
+                given = self._store.replace(values, lambda: self._check(sender.leadership))
+                self._gate.forget()  # what dead workers left half done is overwritten
+                if order.origin:
+                    self._note_values(order.origin, given)
                 self._committed = order.job
-        self._end(order.job)
+                self._end([order.job], "it was committed")
+        except AbortedError:
+            if order.job != self._committed:  # else an earlier try of the same order has done it meanwhile
+                raise
 
-    def _drop(self, leadership: Leadership, order: Order.Drop, cancelled: Cancellation) -> None:
-        self._end(order.job)
-
-    def _end(self, number: int) -> None:
-        with self._lock:
-            job = self._jobs.pop(number, None)
-        if job is not None:
-            job.cancelled.set()
-        self._gate.resume(number)
+    def _drop(self, sender: Sender, order: Order.Drop, cancelled: Cancellation) -> None:
+        self._end([order.job], "it was dropped")
 
     # -- without a shared directory --------------------------------------------------------------------------
 
     def pull(self, byte_range: ByteRange, client: int) -> tuple[Array, int]:
-        """Gives a piece of what a job has taken; the coordinator asks for slices one after the other.
+        """Returns a piece of what a job has taken; the coordinator asks for slices one after the other.
 
         Args:
             byte_range: which.
-            client: by whom it is asked for: the job ends when it is ``gone``.
+            client: the session that asks: the owner of the job.
 
         Returns:
             The bytes, uint8 [size], not copied, and how many writing stages have come so far.
 
         Raises:
-            AbortedError: another chief has claimed the task since, or the job was given up.
-            NotFoundError: there is no such job.
+            AbortedError: another chief has claimed the task since, or the job has ended.
+            NotFoundError: there is no such job of this session.
         """
         with self._job_of(byte_range, client) as job:
             raw = bytes_of(job.arrays[byte_range.part], byte_range)
@@ -555,7 +595,7 @@ class CheckpointParticipant:
         return raw, self._gate.entered
 
     def push(self, byte_range: ByteRange, data: Array, client: int) -> None:
-        """Takes a piece of what a job will commit; the pieces of a slice come from its first byte to its last.
+        """Stores a piece of what a job will commit; the pieces of a slice come from its first byte to its last.
 
         Args:
             byte_range: which.
@@ -572,70 +612,28 @@ class CheckpointParticipant:
                 job.arrays[byte_range.part] = self._from_bytes(job.slices[byte_range.part], whole)
                 job.done += whole.size
 
-    def gone(self, client: int, why: str) -> None:
-        """Ends what a client has under way that is not expected back: what it took and gave is free."""
-        with self._lock:
-            jobs = [job for job in self._jobs.values() if job.client == client]
-        for job in jobs:
-            self._give_up(job, why)
-
-    def close(self) -> None:
-        """Ends all that is under way, as the task does; waits for nothing."""
-        with self._lock:
-            for job in self._jobs.values():
-                job.given_up = job.given_up or "its server has stopped"
-                job.cancelled.set()
-
     @contextmanager
     def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[Job]:
-        """The job of a piece, locked."""
+        """Keeps others from the job of a piece for the block."""
         self._check(byte_range.leadership)
         job = self._job(byte_range.job)
+        if job.sender.session != client:
+            raise NotFoundError(f"no such checkpoint job of this session: {byte_range.job:x}", task=self._task)
         if byte_range.part >= len(job.slices):
             raise InvalidArgumentError(f"no slice {byte_range.part} in a checkpoint job of {len(job.slices)}")
-        job.client, job.used_at = client, time.monotonic()
-        with job.lock:
-            self._check_alive(job)
+        with self._worked_on(job, Cancellation(), "a byte range"):
             yield job
 
-    def _check_wanted(self, job: Job, order: Cancellation, what: str) -> None:
-        """After an order wrote or read, holding the job: one that has ended for want of anybody is not whole."""
-        if job.unwanted() and not job.cancelled.is_set():
-            job.given_up = "whoever ordered it has gone"
-            job.cancelled.set()
-            job.arrays, job.incoming = [], []
-            order.check(what)
-
-    def _check_alive(self, job: Job) -> None:
-        if job.given_up:
-            raise AbortedError(f"this checkpoint job has ended: {job.given_up}", task=self._task)
-
-    def _give_up(self, job: Job, why: str) -> None:
-        with job.lock:
-            logging.warning("%s: a checkpoint job ends: %s", self._task, why)
-            job.given_up = why
-            job.cancelled.set()
-            job.arrays, job.incoming = [], []
-
-    def _watch(self, job: Job) -> None:
-        """Gives a job up that nobody uses: its coordinator died before it wrote anything."""
-        while not job.cancelled.wait(UNUSED_SECS):
-            if not job.lock.locked() and time.monotonic() - job.used_at >= UNUSED_SECS:
-                self._give_up(job, f"nobody has asked for it in {UNUSED_SECS:.0f} s")
-
-    def _receive(self, leadership: Leadership, order: Order.Receive, cancelled: Cancellation) -> None:
+    def _receive(self, sender: Sender, order: Order.Receive, cancelled: Cancellation) -> None:
         slices = [VariableSlice.from_proto(s) for s in order.slices]
-        job = Job(leadership, slices, [None] * len(slices))
-        job.incoming = [Incoming(s.stored.nbytes) for s in slices]
-        for index, s in enumerate(slices):
-            if not s.stored.nbytes:
-                job.arrays[index] = self._from_bytes(s, aligned_buffer(0))
-        self._add(leadership, order.job, job)
+        arrays = [None if s.stored.nbytes else self._from_bytes(s, aligned_buffer(0)) for s in slices]
+        incoming = [Incoming(s.stored.nbytes) for s in slices]
+        self._begin(order.job, Job(sender, slices, arrays, incoming=incoming))
 
     def _from_bytes(self, s: VariableSlice, raw: Array) -> Any:
         return self._placed_on_device(s, raw.view(s.stored.dtype).reshape(s.stored.shape))
 
-    def _states(self, leadership: Leadership, order: Order.States, cancelled: Cancellation) -> Reply.States:
+    def _states(self, sender: Sender, order: Order.States, cancelled: Cancellation) -> Reply.States:
         told = self._store.run.states_of_done().items()
         of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
         return Reply.States(states=task_states(self._task), of_done=of_done)

@@ -251,6 +251,7 @@ class MasterSession:
         task = self.tasks.get(name)
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
+        order.session = self.id
         if order.HasField("pause"):
             self._flush()  # a checkpoint holds what earlier steps of this session wrote
         return task.send_order(order, timeout)

@@ -13,6 +13,7 @@ import numpy as np
 from absl import logging
 
 from runtime import timeouts
+from runtime.checkpoint.participant import BEGINS_JOB
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
 from runtime.errors import (
@@ -182,7 +183,7 @@ class LocalTask:
 
     def close(self, session: int) -> None:
         """Ends a session on the task."""
-        self.server.worker.end_session(session)
+        self.server.worker.gone(session)
 
 
 class RemoteTask:
@@ -271,6 +272,8 @@ class RemoteTask:
 
     def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
+        if order.WhichOneof("order") in BEGINS_JOB:
+            self._connect(timeout)
         order.incarnation = self.incarnation
         return self._patiently(lambda: rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name))
 
@@ -331,9 +334,7 @@ class RemoteTask:
             session=self._client,
         )
 
-        if self.peer.incarnation is None:  # by its connections the task learns of the session's end
-            deadline = None if timeout is None else time.monotonic() + timeout
-            self.peer.release(self.peer.acquire(deadline=deadline))
+        self._connect(timeout)
 
         def register_once() -> services_pb2.RegisterResponse:
             return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
@@ -359,6 +360,12 @@ class RemoteTask:
             stage.writes_state,
             stage.may_wait,
         )
+
+    def _connect(self, timeout: float | None) -> None:
+        """Connects to the task before it keeps anything for the session, whose end it learns by the connections."""
+        if self.peer.incarnation is None:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self.peer.release(self.peer.acquire(deadline=deadline))
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:
         """Tells the task that a plan of the session with these handles is gone; it may not hear of it."""

@@ -804,6 +804,7 @@ class CheckpointOrder(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEADERSHIP_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     LET_THROUGH_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
@@ -817,6 +818,8 @@ class CheckpointOrder(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    session: _builtins.int
+    """that gives the order; what Take, Read and Receive begin ends with it"""
     @_builtins.property
     def leadership(self) -> _run_record_pb2.Leadership: ...
     @_builtins.property
@@ -848,6 +851,7 @@ class CheckpointOrder(_message.Message):
         *,
         incarnation: _builtins.int = ...,
         leadership: _run_record_pb2.Leadership | None = ...,
+        session: _builtins.int = ...,
         pause: Global___CheckpointOrder.Pause | None = ...,
         let_through: Global___CheckpointOrder.LetThrough | None = ...,
         take: Global___CheckpointOrder.Take | None = ...,
@@ -863,7 +867,7 @@ class CheckpointOrder(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "incarnation", b"incarnation", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "incarnation", b"incarnation", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "session", b"session", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "progress", "verify", "read", "receive", "commit", "drop", "states", "changed"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015

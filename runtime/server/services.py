@@ -98,6 +98,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         self._server.check_open()
         if request.incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        self._server.check_session(request.session)
         worker = self._server.worker
         cancelled = Cancellation(time.monotonic() + worker.limits.order_secs)
         with when_abandoned(lambda: cancelled.set(HUNG_UP)):

@@ -47,6 +47,7 @@ class PrivateServer:
         self.address = f"private-{self.incarnation:x}:1"  # a name that no network address can have
         self.worker = Worker(_JOB, 0, _fetch_nothing)
         self.master = _PrivateMaster(self, ClusterSpec({_JOB: [self.address]}))
+        self.worker.registry.connected = self.master.has_session
 
 
 def _fetch_nothing(task: str, session: int, step: int, slot: int) -> NoReturn:

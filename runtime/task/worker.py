@@ -112,10 +112,12 @@ class Worker:
         self.gate = Gate(self.task)
         self.program_watch = ProgramWatch(self.task, limits)
         self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
-        self.checkpoint_participant = CheckpointParticipant(self.store, self.task, self.gate, by_name, limits)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
         self.registry = Registry(self.task, limits)
+        self.checkpoint_participant = CheckpointParticipant(
+            self.store, self.task, self.gate, by_name, limits, lambda session: self.registry.connected(session)
+        )
         self._waits: dict[
             int, set[tuple[int, Cancellation]]
         ] = {}  # by session: (lane or 0, what ends the call's waits)
@@ -362,17 +364,31 @@ class Worker:
                 if not waits:
                     del self._waits[session]
 
-    def end_session(self, session: int) -> None:
-        """Ends a session: cancels its calls, refuses later ones, and drops all that is kept for it."""
-        with self._lock:
-            self._ended[session] = None
-            if len(self._ended) > _ENDED_SESSIONS:
-                self._ended.popitem(last=False)
-        self.cancel(session, "the session was closed")
-        self._forget(session)
-        self.store.run.session_ended(session)
+    def gone(self, session: int, goodbye: bool = True) -> None:
+        """Ends the lease of a session: all that it has left on this task is given up, and its calls are cancelled.
 
-    def _forget(self, session: int) -> None:
+        This is the one place where a session ends on a task: what a client can leave here is keyed by its session, and
+        is given up by a call from here. Master sessions of this process and clients of the tensor channel come the same
+        way.
+
+        Args:
+            session: the session.
+            goodbye: the session was closed, so later calls are refused. Else the client has had no connection for so
+                long that it must be dead. If it comes back all the same, it finds its stages while there is room.
+        """
+        if goodbye:
+            with self._lock:
+                self._ended[session] = None
+                if len(self._ended) > _ENDED_SESSIONS:
+                    self._ended.popitem(last=False)
+            self.store.run.session_ended(session)
+        else:
+            self.store.run.lost_contact()
+        why = "its session was closed" if goodbye else "its client has been gone for too long"
+        self.checkpoint_participant.gone(session, why)
+        self.cancel(session, "the session was closed" if goodbye else "the client has been gone for too long")
+        if goodbye and self.primary is not None:
+            self.primary.forget(session)
         self.counters.forget(session)
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
@@ -471,17 +487,3 @@ class Worker:
             waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
         for cancelled in waits:
             cancelled.set(HUNG_UP, HungUpError)
-
-    def gone(self, client: int, goodbye: bool) -> None:
-        """A client said goodbye, or has had no connection for so long that it must be dead."""
-        self.checkpoint_participant.gone(
-            client, "its session was closed" if goodbye else "its chief was gone for too long"
-        )
-        if goodbye:
-            self.end_session(client)
-            if self.primary is not None:
-                self.primary.forget(client)
-        else:
-            self.store.run.lost_contact()
-            self.cancel(client, "the client has been gone for too long")
-            self._forget(client)  # should it come back, most likely nobody has asked for the room in between

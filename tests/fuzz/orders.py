@@ -6,6 +6,7 @@ the worker counts.
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 import zlib
@@ -18,11 +19,13 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from runtime.master.tasks import RemoteTask
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import Leadership
 from runtime.transport import rpc
-from tests.fuzz.victim import Victim
+from runtime.transport.dial import ChannelOptions
+from tests.fuzz.victim import PS, Victim
 from tests.runtime.stranger import ORDER, slice_of
 
 EXPECTED: Final = {
@@ -52,19 +55,28 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
             self.channel = rpc.open_channel(victim.address)
             self.worker = services_pb2_grpc.WorkerServiceStub(self.channel)
             self.owner, self.epoch = 4711, 0
+            self.session = secrets.randbits(62) | 1
+            self.first = secrets.randbits(62)  # the numbers of jobs are of this sequence alone
+            self.task = RemoteTask(PS, victim.address, self.session, ChannelOptions())
+            self.task.peer.release(self.task.peer.acquire())
             self.directory = Path(tempfile.mkdtemp(dir=root))
 
         def teardown(self) -> None:
             for job in range(5):
                 self.order(drop=ORDER.Drop(job=job))
+            self.task.close(self.session)
             self.channel.close()
             shutil.rmtree(self.directory, ignore_errors=True)
             victim.lives()
 
         def order(self, **order: Any) -> Any:
             leadership = Leadership(self.epoch, self.owner).to_proto()
+            for kind in order.values():
+                if "job" in kind.DESCRIPTOR.fields_by_name:
+                    kind.job += self.first
             try:
-                return self.worker.Checkpoint(ORDER(leadership=leadership, **order), timeout=120)
+                message = ORDER(leadership=leadership, session=self.session, **order)
+                return self.worker.Checkpoint(message, timeout=120)
             except grpc.RpcError as error:
                 return self.refused(error)
 

@@ -1,6 +1,8 @@
 """Somebody who has a server's address, its token and the published messages, and what becomes of their requests."""
 
 import contextlib
+import functools
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,11 +10,14 @@ import grpc
 import numpy as np
 
 import runtime as rt
+from runtime.checkpoint.participant import BEGINS_JOB
+from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import Leadership
 from runtime.transport import rpc
+from runtime.transport.dial import ChannelOptions
 from runtime.transport.security import find_token
 
 OWNER = 4711
@@ -27,7 +32,7 @@ def key_of(server: rt.Server) -> bytes:
 
 
 class Stranger:
-    """A connection to a task's gRPC port, and the lead over it."""
+    """A session with a connection to a task's gRPC port, and the lead over it."""
 
     def __init__(self, server: rt.Server) -> None:
         self.channel = rpc.open_channel(server.address)
@@ -35,6 +40,27 @@ class Stranger:
         self.master = services_pb2_grpc.MasterServiceStub(self.channel)
         self.incarnation = server.incarnation
         self.epoch = self.jobs = 0
+        self.session = secrets.randbits(62) | 1
+        self._tensors = functools.partial(
+            RemoteTask, server.worker.task, server.address, self.session, ChannelOptions()
+        )
+        self._connected: RemoteTask | None = None
+
+    def close_session(self) -> None:
+        """Says goodbye on the tensor channel."""
+        if self._connected is not None:
+            self._connected.close(self.session)
+
+    def close(self) -> None:
+        """Ends all of it."""
+        self.close_session()
+        self.channel.close()
+
+    def connect(self) -> None:
+        """Opens a connection of the tensor channel, without which a session owns nothing on a task."""
+        if self._connected is None:
+            self._connected = self._tensors()
+            self._connected.peer.release(self._connected.peer.acquire())
 
     def claim(self, epoch: int | None = None) -> None:
         """Leads from now on, as any chief does, under the next epoch or a given one."""
@@ -49,7 +75,9 @@ class Stranger:
     def order(self, *, epoch: int | None = None, **order: Any) -> pb.CheckpointReply:
         """What the task answers to an order, of which the name is the keyword."""
         leadership = Leadership(self.epoch if epoch is None else epoch, OWNER)
-        message = ORDER(leadership=leadership.to_proto(), **order)
+        if not BEGINS_JOB.isdisjoint(order):
+            self.connect()
+        message = ORDER(leadership=leadership.to_proto(), session=self.session, **order)
         reply: pb.CheckpointReply = self.worker.Checkpoint(message, timeout=60)
         return reply
 
@@ -72,7 +100,7 @@ class Stranger:
 def stranger(server: rt.Server) -> Iterator[Stranger]:
     """A stranger who leads."""
     made = Stranger(server)
-    with made.channel:
+    with contextlib.closing(made):
         made.claim()
         yield made
 

@@ -24,7 +24,7 @@ from runtime.state.leadership import Leadership
 from runtime.transport import rpc
 from tests.kit.waits import until
 from tests.runtime import kit
-from tests.runtime.stranger import ORDER, OWNER, Stranger, refused, slice_of
+from tests.runtime.stranger import ORDER, OWNER, Stranger, refused, slice_of, stranger
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -128,9 +128,7 @@ def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_trainin
             sess.run(rt.global_variables_initializer())
             for _ in range(20):
                 sess.run(add)
-            they = Stranger(ps)
-            with they.channel:
-                they.claim()
+            with stranger(ps) as they:
                 job = they.take([slice_of("w", np.zeros(3, np.float32))])
                 (tmp_path / "save").mkdir()
                 write = ORDER.Write(job=job, directory=str(tmp_path / "save"), process_id="p")
