@@ -13,7 +13,7 @@ PEERS_STAMP := $(PEERS)/.installed
 # For the oldest Python: what it can have, the others can have too.
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
-# What the development environment has of the optional dependencies: all but kubeflow, ray and trackers, which have their own.
+# What the development environment has of the optional dependencies: all but kubeflow and ray, which have their own.
 EXTRAS := build cartpole dev digits docs mnist models rich safetensors tensorboard test
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-kubeflow test-ray test-trackers chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-kubeflow test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -105,10 +105,6 @@ test-kubeflow: ## Hold the printed TFJobs against the models of PyPI's kubeflow-
 test-ray: ## Run the tests of harness.ray with PyPI's ray, in .venv-ray, in some minutes.
 	$(MAKE) --no-print-directory test-all VENV=.venv-ray LOCK=requirements-ray.lock TESTS=tests/harness/ray JOBS=2
 
-test-trackers: ## Run the tests of W&B and MLflow, in their offline modes, with both in .venv-trackers.
-	$(MAKE) --no-print-directory test-all VENV=.venv-trackers LOCK=requirements-trackers.lock JOBS=2 \
-		TESTS="tests/harness/monitoring/test_trackers.py tests/docs/test_blocks.py -k 'trackers or monitoring'"
-
 chaos: $(STAMP) ## Train MNIST under random kills, freezes and cuts, and add up; CHAOS_SECS=60 for a short one.
 	$(BIN)/python -m benchmarks.chaos
 
@@ -156,8 +152,6 @@ lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pin
 		--output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
-	$(RESOLVE) $(UPGRADE) --extra=build --extra=mnist --extra=mlflow --extra=test --extra=wandb \
-		--constraint=requirements-dev.lock --output-file=requirements-trackers.lock
 	@# kubeflow-training takes no kubernetes as new as that of the development environment.
 	sed '/^kubernetes==/,/[^\\]$$/d' requirements-dev.lock | $(RESOLVE) $(UPGRADE) --extra=build --extra=kubeflow --extra=mnist \
 		--extra=test --constraint=/dev/stdin --output-file=requirements-kubeflow.lock

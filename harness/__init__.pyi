@@ -26,9 +26,6 @@ from harness.data.data_shards import DataShards as DataShards
 from harness.monitoring import timeline as timeline
 from harness.monitoring.cluster_scalars import StandardSeries as StandardSeries
 from harness.monitoring.progress import Progress as Progress
-from harness.monitoring.trackers import MlflowTracker as MlflowTracker
-from harness.monitoring.trackers import Tracker as Tracker
-from harness.monitoring.trackers import WandbTracker as WandbTracker
 from harness.optimizers.exponential_moving_average import ExponentialMovingAverage as ExponentialMovingAverage
 from harness.optimizers.gradient_accumulation import accumulated as accumulated
 from harness.optimizers.optimizer import AnyOptimizer as AnyOptimizer

@@ -14,9 +14,12 @@ from typing import Final, ParamSpec, TypeVar
 from runtime.errors import InvalidArgumentError
 
 _LISTS: Final = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
+_TRACKER: Final = "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
 REPLACEMENTS: Final[Mapping[str, str]] = {
     "--sync=collective": "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)",
     "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
+    "MonitoredTrainingSession(tracker=)": _TRACKER,
+    "Supervisor(tracker=)": _TRACKER,
     "Server(admission=)": "since 0.2 workers that crowd the cores of a host all train at once; leave the argument out",
     "--ps_programs": f"{_LISTS}; leave the flag out",
     "BELLWETHER_PS_PROGRAMS": f"{_LISTS}; unset the variable",

@@ -23,7 +23,6 @@ def _canonical(name: str) -> str:
 APART = {
     "requirements-kubeflow.lock": ("kubeflow",),
     "requirements-ray.lock": ("ray",),
-    "requirements-trackers.lock": ("mlflow", "wandb"),
 }
 """Extras that are large, or need older packages than others, have environments of their own."""
 LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", *APART)

@@ -83,7 +83,7 @@ class FileWriter:
         self._warned = False
         self._file: EventFile | None = None
         self.on_scalars: Callable[[Mapping[str, float], int | None], object] | None = None
-        """Given every number that is written, by tag, with its step."""
+        """Called with every number that is written, by tag, and its step, or None. Its errors are logged."""
         self._open()
         if graph is not None:
             self.add_graph(graph)
@@ -143,7 +143,10 @@ class FileWriter:
         if self.on_scalars is not None:
             numbers = {value.tag: value.simple_value for value in message.value if value.HasField("simple_value")}
             if numbers:
-                self.on_scalars(numbers, None if global_step is None else int(global_step))
+                try:
+                    self.on_scalars(numbers, None if global_step is None else int(global_step))
+                except Exception as error:  # of a library, or a server that is away: no training depends on it
+                    logging.log_every_n_seconds(logging.WARNING, "on_scalars: %s: %s", 60, type(error).__name__, error)
 
     def _describe_once(self, message: summary_pb2.Summary) -> None:
         """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""

@@ -19,7 +19,6 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed
-from harness.monitoring.trackers import Outcome, Tracker
 from harness.training.global_step import get_global_step
 from harness.training.hooks.base import (
     FollowsLeader,
@@ -30,7 +29,7 @@ from harness.training.hooks.base import (
     StopsEverybody,
 )
 from harness.training.hooks.checkpoint import CheckpointSaverHook
-from harness.training.hooks.observe import StepCounterHook, SummarySaverHook, TrackerHook
+from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession, underlying
 from harness.training.preemption import shielded
@@ -164,17 +163,14 @@ class MonitoredSession:
                     runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
                 self._run_after_first_create(self._session)
             except BaseException:  # nobody gets this session, so nobody will close it
-                self._abandon("failed")
+                self._abandon()
                 raise
 
-    def _abandon(self, outcome: Outcome) -> None:
+    def _abandon(self) -> None:
         """Ends the threads and the session, without what is done at the end of training."""
         self._coord.request_stop()
         self._life.close()
         self._session = None
-        for hook in self._hooks:
-            if isinstance(hook, TrackerHook):
-                hook.finish(outcome)
         if not self._graph_was_final:
             self._graph.unsafe_unfinalize()
 
@@ -347,21 +343,17 @@ class MonitoredSession:
     def _close(self, *, clean: bool, interrupted: bool) -> None:
         if self._session is None:
             return
-        outcome: Outcome = "failed"
         try:
             if clean and not failed(self._coord):
                 try:
                     self._life.wait_for_others()
                     ends = functools.partial(self._end_hooks, {})
                     self._life.finish(ends, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
-                    outcome = "finished"
                 except (KeyboardInterrupt, SystemExit):  # of the end itself
                     self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
-                    outcome = "interrupted"
                     raise
             elif interrupted and not failed(self._coord):  # training is not over: it will be taken up again
                 self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
-                outcome = "interrupted"
             else:
                 self._settle_hooks()
             self._coord.request_stop()
@@ -370,7 +362,7 @@ class MonitoredSession:
             if clean:
                 raise  # else the block's own error is the one to tell
         finally:
-            self._abandon(outcome)
+            self._abandon()
 
     def _leave_hooks(self, session: rt.Session) -> None:
         for hook in self._hooks:
@@ -452,6 +444,7 @@ def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) ->
     )
 
 
+@rt.lowlevel.explains_arguments
 def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     master: str = "",
     is_chief: bool = True,
@@ -469,8 +462,6 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     save_checkpoint_steps: int | None | Default = USE_DEFAULT,
     summary_dir: str | None = None,
     save_graph_def: bool = True,
-    *,
-    tracker: Tracker | None = None,
 ) -> MonitoredSession:
     """Makes a monitored session for training.
 
@@ -491,10 +482,9 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         save_checkpoint_steps: global steps between checkpoints.
         summary_dir: directory of the events; ``checkpoint_dir`` by default.
         save_graph_def: whether the graph is written beside the checkpoints.
-        tracker: an experiment tracker, such as a ``WandbTracker``, which gets every scalar that the chief writes.
 
     Raises:
-        ValueError: both intervals of the checkpoints were given, or a tracker and no directory.
+        ValueError: both intervals of the checkpoints were given.
         RuntimeError: the hooks need a global step and there is none.
     """
     summary_steps, summary_secs = _pair(save_summaries_steps, save_summaries_secs, (_SUMMARY_STEPS, None))
@@ -508,10 +498,6 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     all_hooks: list[SessionRunHook] = list(chief_only_hooks or ())
     checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
     summary_dir = summary_dir or checkpoint_dir
-    if tracker is not None:
-        if not summary_dir:
-            raise ValueError("tracker is given what is written into checkpoint_dir or summary_dir: one is needed")
-        all_hooks.append(TrackerHook(tracker, summary_dir))
     if summary_dir and log_step_count_steps:
         all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
     if summary_dir and (summary_steps or summary_secs):

@@ -17,7 +17,6 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcInfo, LooperThread, failed
 from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
-from harness.monitoring.trackers import Outcome, TellsScalars, TrackedRun, Tracker
 from harness.training import readiness, services
 from harness.training.global_step import GlobalStep, can_count, get_global_step
 from harness.training.lifecycle import Lifecycle
@@ -46,7 +45,6 @@ _METHODS = {
     "saver": ("save", "restore"),
     "session_manager": ("prepare_session", "wait_for_session"),
     "summary_writer": ("add_summary", "close"),
-    "tracker": ("begin", "log", "finish"),
 }
 """The methods that an object of the user's own must have."""
 
@@ -86,15 +84,15 @@ class Supervisor:
         session_manager: opens sessions instead of the Supervisor's own manager.
         summary_writer: writes events. Default: a ``FileWriter`` into ``logdir``.
         init_fn: called with the session after ``init_op``.
-        tracker: an experiment tracker, such as a ``WandbTracker``, which gets every scalar that the chief writes.
 
     Raises:
-        ValueError: a number of seconds is negative, or a tracker has no ``FileWriter`` to get its scalars from.
+        ValueError: a number of seconds is negative.
     """
 
     USE_DEFAULT: Final = 0
     """Stands for "the default"; compared by identity, as None means "off"."""
 
+    @rt.lowlevel.explains_arguments
     def __init__(
         self,
         graph: rt.Graph | None = None,
@@ -116,8 +114,6 @@ class Supervisor:
         session_manager: SessionManager | None = None,
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
-        *,
-        tracker: Tracker | None = None,
     ) -> None:
         _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
         _check_seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
@@ -144,7 +140,6 @@ class Supervisor:
             saver=told.get("saver"),
             session_manager=session_manager,
             summary_writer=told.get("summary_writer"),
-            tracker=tracker,
         )
         self._graph = graph if graph is not None else rt.get_default_graph()
         self._is_chief = is_chief
@@ -195,10 +190,6 @@ class Supervisor:
                 from harness.tensorboard.writer import FileWriter
 
                 self._summary_writer = FileWriter(self._logdir)
-        self._tracker = tracker if is_chief else None
-        self._tracked: TrackedRun | None = None
-        if self._tracker is not None and not (self._logdir and isinstance(self._summary_writer, TellsScalars)):
-            raise ValueError("tracker is given what a FileWriter writes: give a logdir, and no other writer")
         self._writer_closed = False
         self._graph_written = False
         self._checkpoints: services.Checkpoints | None = None
@@ -421,7 +412,6 @@ class Supervisor:
             self._coord.request_stop(error if isinstance(error, Exception) else None)
             self._life.abandon()
             self._life.close()
-            self._finish_tracking("failed")
             raise
         return session
 
@@ -442,9 +432,6 @@ class Supervisor:
             logging.warning("Standard services need a 'logdir' passed to the Supervisor")
             return None
         writer = self._summary_writer
-        if self._tracker is not None and isinstance(writer, TellsScalars):
-            self._tracked = TrackedRun(self._tracker, self._logdir)
-            writer.on_scalars = self._tracked.put
         if writer is not None and self._global_step is not None:
             writer.add_session_log("START", int(sess.run(self._global_step)))
         threads: list[Thread] = []
@@ -558,7 +545,6 @@ class Supervisor:
         ignore_live_threads: bool = False,
     ) -> None:
         interruption: BaseException | None = None
-        outcome: Outcome = "failed"
         directory = None if self._checkpoints is None else self._logdir
         try:
             while True:
@@ -572,7 +558,6 @@ class Supervisor:
                         raise
                     interruption, over = error, False
                     self._coord.request_stop()
-            outcome = "finished" if over else "interrupted"
             if interruption is not None:
                 raise interruption
         finally:
@@ -581,7 +566,6 @@ class Supervisor:
                 self._summary_writer.add_session_log("STOP")
                 self._summary_writer.close()
                 self._writer_closed = True
-            self._finish_tracking(outcome)
 
     def _stop_and_join(self, threads: Sequence[Thread] | None, *, over: bool, ignore_live_threads: bool) -> None:
         if over and not failed(self._coord):
@@ -591,10 +575,6 @@ class Supervisor:
         self._join_services()
         self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
 
-    def _finish_tracking(self, outcome: Outcome) -> None:
-        if self._tracked is not None:
-            self._tracked.finish(outcome)
-
     def _leave_block(self, error: BaseException | None) -> None:
         """The block of a session from ``prepare_or_wait_for_session`` ends."""
         if error is None or isinstance(error, rt.OutOfRangeError):
@@ -603,7 +583,6 @@ class Supervisor:
             self._end(over=False, close_summary_writer=False, ignore_live_threads=True)
         else:
             self._life.abandon()
-            self._finish_tracking("failed")
 
     def _join_services(self) -> None:
         """Waits for the services: a save that is under way takes what it takes. After a failure, as for any thread."""

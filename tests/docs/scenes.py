@@ -208,11 +208,9 @@ class Monitoring(Scene):
         self.train_op()
 
     def after(self, block: Block) -> None:
-        if "tracker" in block.code:
-            supervisor = self.names["supervisor"]
-            with supervisor.managed_session(self.cluster.target):
-                supervisor.summary_writer.add_scalars({"loss": 1.0}, 1)
-            assert pathlib.Path("runs/mine/wandb.run_id").exists()
+        if "figures.jsonl" in block.code:
+            self.names["supervisor"].summary_writer.add_scalars({"loss": 1.0}, 1)
+            assert pathlib.Path("figures.jsonl").read_text() == '{"step": 1, "loss": 1.0}\n'
 
 
 class Design(Scene):

@@ -16,7 +16,6 @@ from harness.training.hooks.observe import (
     ProfilerHook,
     StepCounterHook,
     SummarySaverHook,
-    TrackerHook,
 )
 from harness.training.hooks.timer import SecondOrStepTimer
 
@@ -39,5 +38,4 @@ __all__ = [
     "StepCounterHook",
     "StopAtStepHook",
     "SummarySaverHook",
-    "TrackerHook",
 ]

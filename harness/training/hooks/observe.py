@@ -12,7 +12,6 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.monitoring.trackers import Outcome, TrackedRun, Tracker
 from harness.training.hooks.base import (
     GlobalStepHook,
     SessionRunArgs,
@@ -105,33 +104,6 @@ class LoggingTensorHook(SessionRunHook):
 
 def _tag(tensor: rt.Tensor | rt.Variable | str) -> str:
     return tensor if isinstance(tensor, str) else str(tensor.name)
-
-
-class TrackerHook(SessionRunHook):
-    """Gives an experiment tracker every scalar that is written into a directory.
-
-    Args:
-        tracker: such as a ``WandbTracker``.
-        output_dir: the directory of the events.
-    """
-
-    def __init__(self, tracker: Tracker, output_dir: str) -> None:
-        self._tracker = tracker
-        self._dir = output_dir
-        self._tracked: TrackedRun | None = None
-
-    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Begins, with the first session."""
-        if self._tracked is None:
-            self._tracked = TrackedRun(self._tracker, self._dir)
-            writer = writer_of(self._dir, None)
-            assert writer is not None
-            writer.on_scalars = self._tracked.put
-
-    def finish(self, outcome: Outcome) -> None:
-        """Ends tracking; a monitored session calls it when all hooks have written their last."""
-        if self._tracked is not None:
-            self._tracked.finish(outcome)
 
 
 class StepCounterHook(GlobalStepHook):

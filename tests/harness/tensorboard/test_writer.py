@@ -186,3 +186,17 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: pathlib.Path) -> 
     path.write_bytes(data[:-7])
     assert [e.step for e in read_events(str(path)) if e.HasField("summary")] == [0, 1, 2, 3]
     assert isinstance(next(iter(read_events(str(path)))), event_pb2.Event)
+
+
+def test_on_scalars_gets_every_number(tmp_path: pathlib.Path) -> None:
+    """A tracker is called with each number and its step; its errors are logged and end nothing."""
+    got: list[tuple[dict[str, float], int | None]] = []
+    with FileWriter(str(tmp_path)) as writer:
+        writer.on_scalars = lambda scalars, step: got.append((dict(scalars), step))
+        writer.add_scalars({"loss": 1.0, "rate": 2.0}, 3)
+        writer.add_scalars({"loss": 0.5})
+        writer.on_scalars = lambda scalars, step: [][0]
+        writer.add_scalars({"loss": 0.25}, 4)
+        writer.on_scalars = None
+        writer.add_scalars({"loss": 0.125}, 5)
+    assert got == [({"loss": 1.0, "rate": 2.0}, 3), ({"loss": 0.5}, None)]
