@@ -19,6 +19,7 @@ CHUNK_BYTES = 64 << 20
 """Arrays larger than this are stored in chunks of about this size, so that a part can be read alone."""
 STREAM_CHUNK_BYTES = 8 << 20
 """The same where the chief writes what the tasks send."""
+_WITH_SLOTS = "bellwether_variables_with_slots"
 
 
 def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
@@ -186,18 +187,22 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
     The checkpoint has one array ``name``, and can be restored into any other number of parts. Slots that an optimizer
     makes afterwards are parts of one array too. Call it before ``Saver`` and ``minimize``.
 
+        harness.partitioned("table", [part_0, part_1])
+
     Args:
         name: of the array.
         parts: one variable each, float [n_i, ...], with the same dtype and the same shape but for the first dimension.
 
     Raises:
-        InvalidArgumentError: there are no parts, or they do not fit together.
+        InvalidArgumentError: there are no parts, they do not fit together, or an optimizer has made slots for them.
     """
     if not parts or any(not p.shape for p in parts):
         raise InvalidArgumentError(f"{name!r} needs parts of at least one dimension")
+    told = ", ".join(f"{p.op.name} {p.dtype.name}{list(p.shape)}" for p in parts)
     if len({(p.shape[1:], p.dtype) for p in parts}) > 1:
-        told = ", ".join(f"{p.op.name} {p.dtype.name}{list(p.shape)}" for p in parts)
         raise InvalidArgumentError(f"the parts of {name!r} may differ in their first dimension only: {told}")
+    if not set(parts).isdisjoint(parts[0].graph.get_collection(_WITH_SLOTS)):
+        raise InvalidArgumentError(f"an optimizer has slots of parts of {name!r}: call partitioned before it: {told}")
     full_shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
     first = 0
     for part in parts:
@@ -207,17 +212,22 @@ def partitioned(name: str, parts: Sequence[Variable]) -> None:
         first += part.shape[0]
 
 
-def slot_of(variable: Variable, slot: Variable, name: str) -> None:
+def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> None:
     """Gives a slot the place in checkpoints that goes with its variable's.
 
-    A slot of the variable's shape is a part of one array, as the variable is; others, such as a count, are the same in
-    all parts, and the checkpoint has one of them.
+    Args:
+        variable: what the slot belongs to.
+        slot: of an optimizer. A slot of the shape of a part is a part of one array, as the variable is.
+        name: of the slot.
+        shared: True if all parts of a variable have the same value, such as a count: the checkpoint has it once. A slot
+            that is neither is an array of its own, and is restored into the same number of parts only.
     """
+    variable.graph.add_to_collection(_WITH_SLOTS, variable)
     info = variable.save_slice_info
     if info is None:
         return
     key = f"{info.key}/{name}"
     if slot.shape == variable.shape:
         slot.save_slice_info = replace(info, key=key, dtype=slot.dtype)
-    else:
+    elif shared:
         slot.save_slice_info = ArraySlice.whole(key, slot.shape, slot.dtype)

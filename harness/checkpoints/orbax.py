@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -80,6 +80,11 @@ class Retention:
         """Name of a step's directory."""
         return str(step).zfill(self.digits or 0)
 
+    def named_as(self, names: Sequence[str]) -> Retention:
+        """Returns the same with the padding of the steps that are there: Orbax does not see names of another form."""
+        padded = next((len(name) for name in names if name.startswith("0") and len(name) > 1), None)
+        return replace(self, digits=padded) if names else self
+
     def metric_of(self, metrics: Mapping[str, float]) -> float:
         """The value that checkpoints are compared by: without one, or with NaN, a checkpoint is the worst."""
         value = float(metrics.get(self.metric, math.nan))
@@ -134,8 +139,10 @@ class Directory:
         self._lock = lock
         self._cleaned = False
 
-    def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
         """Saves and waits until the checkpoint is on disk, whole and durable, and what is not kept is gone.
+
+        Returns the name of the checkpoint's directory.
 
         The first time, what dead chiefs left behind is cleaned away: the tasks must have been claimed before.
 
@@ -155,6 +162,7 @@ class Directory:
                     self._clean()
                 steps = layout.ranked(layout.steps_in(self.path))
                 sequence = {found.number: number for number, found, _ in steps}
+                retention = retention.named_as([os.path.basename(found.path) for _, found, _ in steps])
                 kept = _Keep(retention, sequence, layout.newest_without_nan(steps))
                 manager = self._open(step, phases, retention, kept)
             except Exception as error:
@@ -189,6 +197,7 @@ class Directory:
                 except Exception as error:  # the next save removes it
                     logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
             self._purge()
+            return retention.name_of(step)
 
     def _open(self, step: int, phases: Phases, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)

@@ -174,8 +174,8 @@ class SaveJob:
             from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
 
             retention = orbax.Retention(**self._retention)
-            orbax.open_directory(self._series).save(self.handle.step, self, retention, self._metrics)
-            path = f"{self._series}/{retention.name_of(self.handle.step)}"
+            name = orbax.open_directory(self._series).save(self.handle.step, self, retention, self._metrics)
+            path = f"{self._series}/{name}"
             self._tell_divergence()
             process_metrics.add("checkpoints_total")
             process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)

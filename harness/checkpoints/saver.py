@@ -65,7 +65,7 @@ class Saver:
         max_to_keep: the last so many checkpoints are kept; None or 0 keeps all.
         keep_checkpoint_every_n_hours: besides, one is kept for every so many hours.
         sharded: every task writes its own variables whatever is given here; TF1 scripts pass it.
-        pad_step_number: pad the step in the name with zeros to eight digits.
+        pad_step_number: pad the step in the name with zeros to eight digits, in a series that is new.
         allow_empty: saving nothing is no error.
         defer_build: look for the variables when the first save or restore comes.
         max_to_keep_best: besides, the best so many by ``best_metric`` are kept.

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -31,9 +32,9 @@ def checkpointable(name: str, get: Callable[[], Any], set: Callable[[Any], None]
 
     Args:
         name: unique in this process; a second registration replaces the first.
-        get: gives the state: numbers, strings, bytes, numpy arrays, and lists and dictionaries of these. It is called
-            from another thread, while training goes on.
-        set: takes what ``get`` gave.
+        get: gives the state: numbers, strings, bytes, arrays, and lists and dictionaries of these. It is called from
+            another thread, while training goes on. A state that is not there within two seconds is not saved.
+        set: takes what ``get`` gave; arrays of jax come back as arrays of numpy.
         task: ``/job:worker/task:1`` when several tasks share the process; by default the process's own.
 
     Raises:
@@ -106,7 +107,8 @@ def _to_json(value: object) -> Any:
         return value
     if isinstance(value, bytes):
         return {"__bytes__": base64.b64encode(value).decode()}
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        value = np.asarray(value)
         if value.dtype.hasobject:
             raise InvalidArgumentError("a checkpointable state holds an array of objects: use lists")
         array = np.ascontiguousarray(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +12,9 @@ import optax
 import runtime as rt
 from harness.optimizers.optimizer import Optimizer, WrappedOptimizer
 
-SLOT = "ema/average"
-
 
 class EmaState(NamedTuple):
-    """What is kept of each variable: its average, and how often it was updated."""
+    """The state of an average for one variable: how often the variable was updated, and its average."""
 
     steps: jax.Array
     average: optax.Params
@@ -30,18 +29,25 @@ class ExponentialMovingAverage:
         accuracy = rt.call(accuracy_fn, ema.variables(optimizer, params), images, labels)
 
     It is saved with the variables under names of its own, ``mlp/w1/ema/average``; an evaluator reads it by
-    ``harness.load_pytree(path, like=params, slot="ema/average")``.
+    ``harness.load_pytree(path, like=params, slot="ema/average")``. The average of a type narrower than float32, such as
+    bfloat16, is float32: in few bits it would stand still.
 
     Args:
         decay: between 0 and 1.
         warm_up: begin with a smaller decay, ``(1 + n) / (10 + n)`` at update n, so that the first values are forgotten
             soon; as TensorFlow does with ``num_updates``.
+        name: first part of its name in checkpoints: small letters, digits and ``_``. Two averages in one optimizer have
+            two names.
 
     Raises:
-        InvalidArgumentError: ``decay`` is not between 0 and 1.
+        InvalidArgumentError: ``decay`` is not between 0 and 1, or ``name`` has other characters.
     """
 
-    def __init__(self, decay: float = 0.999, *, warm_up: bool = True) -> None:
+    def __init__(self, decay: float = 0.999, *, warm_up: bool = True, name: str = "ema") -> None:
+        if not re.fullmatch("[a-z][a-z0-9_]*", name):
+            raise rt.InvalidArgumentError(f"the name of a moving average has a-z, 0-9 and _ only, not {name!r}")
+        self._name = name
+        self._state: type[EmaState] = type(f"{name}State", (EmaState,), {})
         if not 0 <= decay <= 1:
             raise rt.InvalidArgumentError(f"the decay of a moving average is between 0 and 1, not {decay}")
         self._decay = decay
@@ -53,24 +59,35 @@ class ExponentialMovingAverage:
         return optax.chain(transformation, averaged)
 
     def variables(self, optimizer: Optimizer | WrappedOptimizer, params: object) -> Any:
-        """The averages of a pytree of variables that ``optimizer`` updates, in its structure.
+        """Returns the averages of a pytree of variables that ``optimizer`` updates, in its structure and dtypes.
 
         Raises:
-            InvalidArgumentError: one has no average; names it.
+            InvalidArgumentError: one has no average, or two averages have one name; names it.
         """
 
-        def find(variable: rt.Variable) -> rt.Variable:
-            slot = optimizer.get_slot(variable, SLOT)
+        def find(variable: rt.Variable) -> rt.Variable | rt.Tensor:
+            slot = optimizer.get_slot(variable, f"{self._name}/average")
+            if optimizer.get_slot(variable, f"{self._name}/average_") is not None:
+                raise rt.InvalidArgumentError(
+                    f"two moving averages of one optimizer are called {self._name!r}: give one of them another name="
+                )
             if slot is None:
                 raise rt.InvalidArgumentError(
                     f"{variable.spec.name!r} has no moving average: give Optimizer ema.after(...), and minimize first"
                 )
-            return slot
+            if slot.dtype == variable.dtype:
+                return slot
+            narrow: rt.Tensor = rt.call(lambda average: average.astype(variable.dtype), slot, name="narrow")
+            return narrow
 
         return jax.tree.map(find, params)
 
     def _init(self, params: optax.Params) -> EmaState:
-        return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.asarray, params))
+        def wide(value: jax.Array) -> jax.Array:
+            is_float = jnp.issubdtype(value.dtype, jnp.floating)
+            return jnp.asarray(value, jnp.promote_types(value.dtype, jnp.float32) if is_float else value.dtype)
+
+        return self._state(jnp.zeros((), jnp.int32), jax.tree.map(wide, params))
 
     def _update(
         self, updates: optax.Updates, state: EmaState, params: optax.Params | None = None, **_: object
@@ -79,7 +96,7 @@ class ExponentialMovingAverage:
         decay = jnp.minimum(self._decay, (1 + done) / (10 + done)) if self._warm_up else jnp.float32(self._decay)
 
         def moved(average: jax.Array, value: jax.Array) -> jax.Array:
-            return average + ((1 - decay) * (value - average)).astype(average.dtype)
+            return average + ((1 - decay) * (value.astype(average.dtype) - average)).astype(average.dtype)
 
         average = jax.tree.map(moved, state.average, optax.apply_updates(params, updates))
-        return updates, EmaState(optax.safe_increment(state.steps), average)
+        return updates, self._state(optax.safe_increment(state.steps), average)

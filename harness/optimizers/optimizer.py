@@ -16,7 +16,7 @@ import optax
 import runtime as rt
 from harness.checkpoints.names import slot_of
 from harness.optimizers import wire_precision
-from harness.optimizers.separable import what_mixes
+from harness.optimizers.separable import dependences, what_mixes
 from harness.optimizers.variable_tree import VariableTree
 
 GradientAndVariable = tuple[rt.Tensor | None, rt.Variable]
@@ -243,6 +243,7 @@ class Optimizer:
             state = self._state(variable)
             own = () if self._tree is None else self._tree.path(variable)
             leaves = jax.eval_shape(_stored, state)
+            shared = self._shared(variable, state)
             for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
                 if own and path[-len(own) :] == own:  # where the leaf is in the tree of variables
                     path = path[: -len(own)]
@@ -255,9 +256,23 @@ class Optimizer:
                         name=f"{variable.spec.name}/{name}",
                         trainable=False,
                     )
-                slot_of(variable, slots[name], name)
+                slot_of(variable, slots[name], name, shared=shared[index])
         self._slots[variable] = slots
         return slots
+
+    def _shared(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
+        """Returns for each leaf of the state whether all parts of a partitioned variable have the same, always.
+
+        So it is with a count. What depends on gradients or values differs, and so do random keys.
+        """
+        leaves = jax.tree.leaves(state)
+        if variable.save_slice_info is None:
+            return [False] * len(leaves)
+        given = self._alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
+        extra = {name: _abstract(value) for name, value in self._extra_args.items()}
+        found = dependences(self._transformation, given, extra)
+        behind = [{0}] * len(leaves) if found is None else found[1]
+        return [not of and not _is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
 
     def _initial(self, variable: rt.Variable, index: int, leaf: jax.ShapeDtypeStruct) -> Callable[[], rt.Tensor]:
         init, name = self._transformation.init, variable.spec.name
@@ -353,6 +368,16 @@ class WrappedOptimizer:
     def __init__(self, optimizer: AnyOptimizer, name: str) -> None:
         self.name = name
         self.optimizer = optimizer
+
+    def shared_name(self, grads_and_vars: Sequence[GradientAndVariable]) -> str:
+        """Returns the name of what all workers share on the ps for one train operation.
+
+        The name holds the variables that the operation updates, and is used once in a graph. So two optimizers of one
+        name share nothing, whichever order their steps come in. All workers must make the same graph.
+        """
+        updated = [v for g, v in grads_and_vars if g is not None]
+        digest = zlib.crc32("\n".join(v.spec.name for v in updated).encode())
+        return updated[0].graph.unique_name(f"{self.name}/{digest:08x}")
 
     def minimize(
         self,

@@ -49,8 +49,25 @@ def _variables() -> list[jax.ShapeDtypeStruct]:
 
 def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, object]) -> bool | None:
     """Whether an update depends on another variable, directly or by way of the state; None: it cannot be traced."""
-    params = _variables()
-    count = len(params)
+    found = dependences(transformation, _variables(), extra_args)
+    return None if found is None else any(of - {i} for i, of in enumerate(found[0]))
+
+
+def dependences(
+    transformation: optax.GradientTransformation, params: Any, extra_args: Mapping[str, object]
+) -> tuple[list[set[int]], list[set[int]]] | None:
+    """Returns which variables each update, and each leaf of the state, depends on.
+
+    Args:
+        transformation: an optax transformation.
+        params: a pytree of abstract arrays, the variables.
+        extra_args: keyword arguments of its update, as abstract arrays.
+
+    Returns:
+        Numbers of variables, for the leaves of the updates and for those of the state: through a gradient, through the
+        value, or through the state, in however many steps. None where the transformation cannot be traced.
+    """
+    count = len(jax.tree.leaves(params))
     update = optax.with_extra_args_support(transformation).update
 
     def step(gradients: object, values: object, state: optax.OptState, extra: Mapping[str, object]) -> object:
@@ -72,7 +89,7 @@ def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str
 
     while (now := [old | variables(new) for old, new in zip(behind, used[count:], strict=True)]) != behind:
         behind = now
-    return any(variables(of) - {i} for i, of in enumerate(used[:count]))
+    return [variables(of) for of in used[:count]], behind
 
 
 def _inputs(closed: ClosedJaxpr, output: int) -> set[int]:

@@ -50,5 +50,7 @@ class StaleSynchronous(WrappedOptimizer):
         others = [op for op in updates if op.device != global_step.device]
         worker = worker_of(grads_and_vars) if self._worker is None else self._worker
         with global_step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(None):
-            meet = rt.lowlevel.bounded_update(global_step, beside, self._max_staleness, worker, name=self.name)
+            meet = rt.lowlevel.bounded_update(
+                global_step, beside, self._max_staleness, worker, name=self.shared_name(grads_and_vars)
+            )
             return rt.group(meet, *others, name=f"{self.name}/train")

@@ -152,6 +152,7 @@ class SyncReplicas(WrappedOptimizer):
         beside = {v.device: v for g, v in grads_and_vars if g is not None} | {global_step.device: global_step}
         alone = len(groups) == 1
         stamp = global_step.read_value()
+        shared_name = self.shared_name(grads_and_vars)
         quorums, pushes = [], []
         for device, updates in groups.items():
             quorum = rt.lowlevel.Quorum(
@@ -163,7 +164,7 @@ class SyncReplicas(WrappedOptimizer):
                 timeout_secs=self._timeout_secs,
                 tasks=[d.split("/device:")[0] for d in groups],
                 elastic=self._elastic,
-                name=self.name,
+                name=shared_name,
             )
             quorums.append(quorum)
             pushes.append(quorum.push(updates, stamp, worker))

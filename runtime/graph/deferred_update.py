@@ -67,7 +67,6 @@ class Quorum:
         self._described = {
             "name": name,
             "container": "",
-            "group": name,
             "needed": int(needed),
             "total": int(total),
             "alone": bool(alone),

@@ -28,10 +28,10 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
             d["leads"],
             d["timeout_secs"],
             tuple(d["tasks"]),
-            d["group"],
+            d["name"],
             d["elastic"],
         )
-        return QuorumResource(f"{d['group']} on {context.task}", rules, context.store.run.lives)
+        return QuorumResource(f"{d['name']} on {context.task}", rules, context.store.run.lives)
 
     return named(context, attrs, QuorumResource, make)
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from absl import logging
 
+from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.states import task_states
 from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec
@@ -317,7 +318,11 @@ class MasterSession:
         try:
             copy = services_pb2.CheckpointOrder()
             copy.CopyFrom(order)
+            if isinstance(task, LocalTask):  # it calls functions of the user's here, which may never return
+                return in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
             return task.send_order(copy, timeout)
+        except TimeoutError:
+            raise UnavailableError(f"{name} does not tell its states", task=name) from None
         finally:
             if known is None and isinstance(task, RemoteTask):
                 task.close(self.id)

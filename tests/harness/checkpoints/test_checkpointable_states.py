@@ -5,6 +5,8 @@ import pathlib
 import threading
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -40,6 +42,31 @@ def _back(value: Any) -> Any:
 def test_arrays_of_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, np.uint8).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
     assert _same(_back(array), array)
+
+
+def test_arrays_of_jax_are_saved_as_numpy() -> None:
+    found = decode(
+        json.loads(encode({"key": jax.random.key_data(jax.random.key(3)), "half": jnp.ones(2, jnp.bfloat16)}))
+    )
+    assert _same(found["key"], np.array([0, 3], np.uint32)) and found["half"].dtype == jnp.bfloat16
+
+
+def test_function_that_does_not_return_holds_up_no_save(tmp_path: pathlib.Path) -> None:
+    """The state is left out; the task is one of the saving process."""
+    ended = threading.Event()
+    with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default():
+        with cluster.device():
+            rt.Variable(0.0, name="v")
+            saver = harness.Saver()
+        with rt.Session(cluster.target) as session:
+            session.run(rt.global_variables_initializer())
+            harness.checkpointable("place", ended.wait, lambda value: None, task=session.task)
+            try:
+                manifest = read_manifest(saver.save(session, str(tmp_path / "model.ckpt"), global_step=1))
+            finally:
+                ended.set()
+                harness.forget_checkpointable("place", task=session.task)
+    assert manifest is not None and "place" not in manifest.states.get(session.task, {})
 
 
 def test_records_keep_their_fields() -> None:

@@ -593,6 +593,17 @@ def test_a_damaged_step_is_replaced_when_training_gets_there_again(sess: rt.Sess
     assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/2"
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_series_keeps_the_form_of_its_names(sess: rt.Session, tmp_path: pathlib.Path, first: bool) -> None:
+    """Orbax sees names of one form only, and would never remove the older steps."""
+    rt.Variable(1.0, name="v")
+    _initialize(sess)
+    for step, pad in ((7, first), (12, not first)):
+        path = harness.Saver(max_to_keep=1, pad_step_number=pad).save(sess, tmp_path / "m", step)
+    expected = "00000012" if first else "12"
+    assert path == f"{tmp_path}/m/{expected}" and os.listdir(tmp_path / "m") == [expected]
+
+
 def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     _two_checkpoints(sess, tmp_path)
     again = tmp_path / "again"

@@ -34,6 +34,15 @@ lock.release()
 print("released", flush=True)
 sys.stdin.readline()
 """
+FORKS = """
+import os, sys
+from harness.training.log_directory import DirectoryLock
+lock = DirectoryLock()
+said = lock.take(sys.argv[1], sys.argv[2:]) or "held"
+if os.fork():
+    print(said, flush=True)
+os.read(0, 1)
+"""
 TRAINS = """
 import shutil, sys
 import numpy as np, harness, runtime as rt
@@ -54,9 +63,9 @@ with harness.join_cluster() as me:
 class Other:
     """Another process that asks for the lock, and says whether it holds it."""
 
-    def __init__(self, directory: pathlib.Path, *tasks: str) -> None:
+    def __init__(self, directory: pathlib.Path, *tasks: str, program: str = HOLDS) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDS, str(directory), *tasks],
+            [sys.executable, "-c", program, str(directory), *tasks],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -111,23 +120,14 @@ def test_opening_the_file_loses_no_lock(tmp_path: pathlib.Path, lock: DirectoryL
         assert other.said == "held"
 
 
-def test_forked_child_keeps_no_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+def test_forked_child_keeps_no_lock(tmp_path: pathlib.Path) -> None:
     """A worker of a data pipeline that outlives its parent does not hold the parent's lock."""
-    assert not lock.take(str(tmp_path), ["ps0:1"])
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(writing)
-        os.read(reading, 1)
-        os._exit(0)
-    try:
-        lock.release()
+    with Other(tmp_path, "ps0:1", program=FORKS) as parent:
+        assert parent.said == "held"
+        parent.process.kill()
+        parent.process.wait()
         with Other(tmp_path, "ps0:2") as other:
             assert other.said == "held"
-    finally:
-        os.close(writing)
-        os.close(reading)
-        os.waitpid(child, 0)
 
 
 def test_removed_directory_is_locked_anew(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
