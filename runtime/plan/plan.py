@@ -176,13 +176,6 @@ class StageCall:
     holds: Mapping[int, Hold] = field(default_factory=dict)
     replies: tuple[int, ...] = ()
 
-    @property
-    def only_reads(self) -> bool:
-        """Whether the replies depend on nothing but variables, and only the master gets the outputs."""
-        stage = self.stage
-        alone = not self.inputs and not self.holds and not stage.host and not stage.writes_state
-        return alone and bool(stage.variables) and bool(self.replies)
-
 
 @dataclass(frozen=True)
 class Plan:
