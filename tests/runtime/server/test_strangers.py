@@ -456,6 +456,7 @@ def recorded(who: Stranger) -> bytes:
             secure.sendall(greeting(who.port))
             assert secure.recv(1000)  # it is let in
         thread.join(60)
+    assert greeting(who.port) not in seen, "it is encrypted"
     return bytes(seen)
 
 

@@ -1,11 +1,9 @@
 """Who has not the token of a task is refused at each of its ports, and nobody else notices."""
 
 import contextlib
-import io
 import logging
 import os
 import pathlib
-import re
 import secrets
 import socket
 import threading
@@ -399,59 +397,6 @@ def test_the_token_goes_with_the_server(server: rt.Server, place: pathlib.Path) 
     assert file.stat().st_mode & 0o777 == 0o600 and place.stat().st_mode & 0o777 == 0o700
     server.stop()
     assert list(place.iterdir()) == []
-
-
-def test_a_refusal_is_told_once_for_each_address(server: rt.Server) -> None:
-    logger, told = logging.getLogger("absl"), io.StringIO()
-    handler = logging.StreamHandler(told)
-    logger.addHandler(handler)
-    try:
-        for _ in range(5):
-            challenge(server)
-            for way in WAYS:
-                with connected(server, way) as file:
-                    assert refused(say_hello(file, 7, b"", TASK))
-                    assert file.read() == b""
-        with rt.Session(elsewhere(server)):  # a client that has the token is no news
-            pass
-    finally:
-        logger.removeHandler(handler)
-    lines = [line for line in told.getvalue().splitlines() if "refuses" in line]
-    assert [re.search("at (.*?):", line)[1] for line in lines] == ["127.0.0.1", "a Unix socket"]  # type: ignore[index]
-    assert key_of(server).hex() not in told.getvalue()
-
-
-def test_training_goes_on_undisturbed_while_strangers_knock() -> None:
-    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
-        ps = made["/job:ps/task:0"]
-        with rt.device("/job:ps/task:0"):
-            w = rt.Variable(np.zeros((), np.int32), name="w")
-        step = w.assign_add(np.int32(1))
-        over, knocks = threading.Event(), [0, 0]
-
-        def knock(number: int) -> None:
-            with grpc.insecure_channel(ps.address) as channel:
-                stub = services_pb2_grpc.WorkerServiceStub(channel)
-                while not over.is_set():
-                    with connected(ps, WAYS[number]) as file:
-                        assert refused(say_hello(file, 7, b"guess", "/job:ps/task:0"))
-                    with contextlib.suppress(grpc.RpcError):
-                        stub.Clear(pb.ClearRequest(all=True), timeout=60)
-                    knocks[number] += 1
-
-        threads = [threading.Thread(target=knock, args=(number,)) for number in range(2)]
-        with rt.Session(made[kit.TARGET].target, graph) as sess:
-            sess.run(rt.global_variables_initializer())
-            for thread in threads:
-                thread.start()
-            done = 0
-            while min(knocks) < 20 or done < 200:
-                sess.run(step)
-                done += 1
-            over.set()
-            for thread in threads:
-                thread.join(60)
-            assert sess.run(w) == done
 
 
 def test_a_ps_that_is_killed_and_started_again_is_joined_and_no_token_is_shown(place: pathlib.Path) -> None:
