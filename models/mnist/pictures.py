@@ -1,4 +1,4 @@
-"""What TensorBoard shows of the test set: digits with predictions, a confusion matrix, the first layer's weights.
+"""What TensorBoard shows of the test set: digits, the wrong ones first, a confusion matrix, the first layer's weights.
 
 The pictures are numpy arrays; a step of their own, fed with them, makes the summary.
 """
@@ -15,89 +15,54 @@ from models.mnist.data import IMAGE_SIDE, NUM_CLASSES
 Pixels = NDArray[np.uint8]
 """[height, width, channels]."""
 
-# Ten digits, three pixels wide and five high, row by row.
-_GLYPHS = (
-    "111101101101111 010110010010111 111001111100111 111001111001111 101101111001001 "
-    "111100111001111 111100111101111 111001001001001 111101111101111 111101111001111"
-).split()
-_RIGHT, _WRONG = (60, 200, 60), (240, 60, 60)
-_SHOWN = (4, 8)
-_BELOW = 9  # pixels under each digit, for what was predicted
+_SHOWN = 32
+"""Digits of the test set in the picture of the digits."""
+_COLUMNS = 8
 
 
-def glyph(digit: int) -> NDArray[np.bool_]:
-    """The shape of a digit, [5, 3]."""
-    return np.array([bit == "1" for bit in _GLYPHS[digit]]).reshape(5, 3)
-
-
-def digits(images: NDArray[np.float32], labels: NDArray[np.int32], predicted: NDArray[np.int32]) -> Pixels:
-    """A table of digits, each with its prediction below: green where it is right, red with the label where not.
+def tile(images: NDArray[np.uint8], columns: int) -> Pixels:
+    """Returns images as one picture, row by row.
 
     Args:
-        images: float32 [N, 784], 0 to 1.
-        labels: int32 [N].
-        predicted: int32 [N].
+        images: uint8 [N, 28, 28].
+        columns: images in a row.
 
     Returns:
-        uint8 [rows * 37, columns * 28, 3].
+        uint8 [rows * 29, columns * 29, 1]: a dark line is between the images.
     """
-    rows, columns = _SHOWN
-    picture = np.zeros((rows * (IMAGE_SIDE + _BELOW), columns * IMAGE_SIDE, 3), np.uint8)
-    for i in range(min(rows * columns, len(images))):
-        top, left = (i // columns) * (IMAGE_SIDE + _BELOW), (i % columns) * IMAGE_SIDE
-        image = np.clip(images[i].reshape(IMAGE_SIDE, IMAGE_SIDE) * 255, 0, 255).astype(np.uint8)
-        picture[top : top + IMAGE_SIDE, left : left + IMAGE_SIDE] = image[:, :, None]
-        right = predicted[i] == labels[i]
-        _draw(picture, int(predicted[i]), top + IMAGE_SIDE + 2, left + 8, _RIGHT if right else _WRONG)
-        if not right:
-            _draw(picture, int(labels[i]), top + IMAGE_SIDE + 2, left + 18, (160, 160, 160))
-    return picture
+    padded = np.pad(images, [(0, -len(images) % columns), (0, 1), (0, 1)])
+    rows = padded.reshape(-1, columns, IMAGE_SIDE + 1, IMAGE_SIDE + 1).swapaxes(1, 2)
+    return rows.reshape(-1, columns * (IMAGE_SIDE + 1), 1)
 
 
-def _draw(picture: Pixels, digit: int, top: int, left: int, colour: tuple[int, int, int]) -> None:
-    picture[top : top + 5, left : left + 3][glyph(digit)] = colour
+def confusion(labels: NDArray[np.int32], predicted: NDArray[np.int32], cell: int = 16) -> Pixels:
+    """Returns the confusion matrix as a picture: rows are labels, columns predictions; green is right, red is wrong.
 
+    Brightness is the share of the row. Mistakes are rare, so it grows with the square root.
 
-def confusion(labels: NDArray[np.int32], predicted: NDArray[np.int32]) -> NDArray[np.int64]:
-    """How often each digit (row) was taken for each digit (column); int64 [10, 10]."""
-    return np.bincount(labels * NUM_CLASSES + predicted, minlength=NUM_CLASSES**2).reshape(NUM_CLASSES, NUM_CLASSES)
+    Args:
+        labels: int32 [N].
+        predicted: int32 [N].
+        cell: pixels of a side of one cell.
 
-
-def confusion_picture(counts: NDArray[np.int64], cell: int = 16) -> Pixels:
-    """The matrix as a picture: rows are labels, columns predictions; green right, red wrong, by share of the row.
-
-    Mistakes are rare, so their colour grows with the square root of their share.
+    Returns:
+        uint8 [10 * cell, 10 * cell, 3].
     """
-    share = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
-    colours = np.zeros((NUM_CLASSES, NUM_CLASSES, 3), np.uint8)
-    colours[..., 0] = 255 * share
-    colours[np.diag_indices(NUM_CLASSES)] = 0
-    colours[..., 1][np.diag_indices(NUM_CLASSES)] = 255 * share.diagonal()
-    body = colours.repeat(cell, 0).repeat(cell, 1)
-    picture = np.full((body.shape[0] + cell, body.shape[1] + cell, 3), 40, np.uint8)
-    picture[cell:, cell:] = body
-    for digit in range(NUM_CLASSES):
-        at = (digit + 1) * cell + cell // 2
-        _draw(picture, digit, cell // 2 - 2, at - 1, (230, 230, 230))
-        _draw(picture, digit, at - 2, cell // 2 - 1, (230, 230, 230))
-    return picture
+    counts = np.bincount(labels * NUM_CLASSES + predicted, minlength=NUM_CLASSES**2).reshape(NUM_CLASSES, NUM_CLASSES)
+    share = 255 * np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
+    right = np.eye(NUM_CLASSES, dtype=bool)
+    colours = np.stack([np.where(right, 0, share), np.where(right, share, 0), np.zeros_like(share)], axis=-1)
+    return colours.astype(np.uint8).repeat(cell, 0).repeat(cell, 1)
 
 
-def features(weights: NDArray[np.float32], columns: int = 10) -> Pixels:
-    """What each unit of the first layer looks for, as a table of pictures: grey is 0, white positive, black negative.
+def features(weights: NDArray[np.float32]) -> Pixels:
+    """Returns what each unit of the first layer responds to: grey is 0, white positive, black negative.
 
     Args:
         weights: float32 [784, units].
-        columns: of the table.
     """
-    units = weights.shape[1]
-    rows = -(-units // columns)
-    picture = np.zeros((rows * (IMAGE_SIDE + 1), columns * (IMAGE_SIDE + 1), 1), np.uint8)
     scaled = 127.5 + 127.5 * weights / np.maximum(np.abs(weights).max(0), 1e-9)
-    for unit in range(units):
-        top, left = (unit // columns) * (IMAGE_SIDE + 1), (unit % columns) * (IMAGE_SIDE + 1)
-        picture[top : top + IMAGE_SIDE, left : left + IMAGE_SIDE, 0] = scaled[:, unit].reshape(IMAGE_SIDE, IMAGE_SIDE)
-    return picture
+    return tile(scaled.T.reshape(-1, IMAGE_SIDE, IMAGE_SIDE).astype(np.uint8), 10)
 
 
 @dataclass(frozen=True)
@@ -143,12 +108,12 @@ class Pictures:
             labels: int32 [N].
             predicted: int32 [N].
         """
-        wrong_first = np.argsort(predicted == labels, kind="stable")
-        shown = np.concatenate([wrong_first[: _SHOWN[1]], np.arange(_SHOWN[0] * _SHOWN[1])])[: _SHOWN[0] * _SHOWN[1]]
+        wrong_first = np.argsort(predicted == labels, kind="stable")[:_SHOWN]
+        digits = (images[wrong_first] * 255).astype(np.uint8).reshape(-1, IMAGE_SIDE, IMAGE_SIDE)
         values: list[NDArray | np.float32] = [
             np.float32((predicted == labels).mean()),
-            digits(images[shown], labels[shown], predicted[shown])[None],
-            confusion_picture(confusion(labels, predicted))[None],
+            tile(digits, _COLUMNS)[None],
+            confusion(labels, predicted)[None],
         ]
         if self.weights is not None:
             values.append(features(session.run(self.weights))[None])
