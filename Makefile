@@ -13,7 +13,7 @@ PEERS_STAMP := $(PEERS)/.installed
 # For the oldest Python: what it can have, the others can have too.
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
-# What the development environment has of the optional dependencies: all but kubeflow and ray, which have their own.
+# What the development environment has of the optional dependencies: all but ray, which has its own.
 EXTRAS := build cartpole dev digits docs mnist models rich safetensors tensorboard test
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-kubeflow test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -98,10 +98,6 @@ test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of 
 test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.
 	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock
 
-test-kubeflow: ## Hold the printed TFJobs against the models of PyPI's kubeflow-training, in .venv-kubeflow.
-	$(MAKE) --no-print-directory test-all VENV=.venv-kubeflow LOCK=requirements-kubeflow.lock JOBS=2 \
-		TESTS="tests/harness/manifests/test_manifests.py -k kubeflow"
-
 test-ray: ## Run the tests of harness.ray with PyPI's ray, in .venv-ray, in some minutes.
 	$(MAKE) --no-print-directory test-all VENV=.venv-ray LOCK=requirements-ray.lock TESTS=tests/harness/ray JOBS=2
 
@@ -152,9 +148,6 @@ lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pin
 		--output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
-	@# kubeflow-training takes no kubernetes as new as that of the development environment.
-	sed '/^kubernetes==/,/[^\\]$$/d' requirements-dev.lock | $(RESOLVE) $(UPGRADE) --extra=build --extra=kubeflow --extra=mnist \
-		--extra=test --constraint=/dev/stdin --output-file=requirements-kubeflow.lock
 
 audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock

@@ -21,7 +21,6 @@ def _canonical(name: str) -> str:
 
 
 APART = {
-    "requirements-kubeflow.lock": ("kubeflow",),
     "requirements-ray.lock": ("ray",),
 }
 """Extras that are large, or need older packages than others, have environments of their own."""

@@ -1,6 +1,5 @@
 """Launch files: they fit the engines' schemas, the sizes are those of the formulas, and every task finds its place."""
 
-import copy
 import dataclasses
 import importlib
 import json
@@ -8,8 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -106,44 +104,6 @@ def test_the_python_clients_models_know_every_field(engine: str, asked: ClusterR
                 known(replicas["template"], "V1PodTemplateSpec")
         else:
             known(made, f"V1{made['kind']}")
-
-
-@pytest.fixture(scope="module")
-def kept_by_kubeflow() -> Callable[[Any], Any]:
-    """What kubeflow-training's own models keep of a TFJob: they leave out fields that they do not know."""
-    training = pytest.importorskip("kubeflow.training", reason="no kubeflow-training: make test-kubeflow")
-    api = training.ApiClient()
-
-    def kept(made: Any) -> Any:
-        read = api.deserialize(types.SimpleNamespace(data=json.dumps(made)), "KubeflowOrgV1TFJob")
-        return api.sanitize_for_serialization(read)
-
-    return kept
-
-
-@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
-def test_the_models_of_kubeflow_training_know_every_field_of_a_tfjob(
-    asked: ClusterRequest, kept_by_kubeflow: Callable[[Any], Any]
-) -> None:
-    made = of_kind("TFJob", "tfjob", asked)
-    assert kept_by_kubeflow(made) == made
-
-
-def test_the_models_of_kubeflow_training_find_what_is_wrong(kept_by_kubeflow: Callable[[Any], Any]) -> None:
-    good = of_kind("TFJob", "tfjob", REQUESTS["elastic"])
-    for change in (
-        lambda job: job["spec"].update(enableDynamicWorkers=True),
-        lambda job: job["spec"]["runPolicy"].update(cleanPods="Running"),
-        lambda job: job["spec"]["tfReplicaSpecs"]["PS"].update(replica=1),
-        lambda job: job["spec"]["tfReplicaSpecs"]["PS"]["template"]["spec"]["containers"][0].update(envs=[]),
-    ):
-        made = copy.deepcopy(good)
-        change(made)
-        assert kept_by_kubeflow(made) == good
-    made = copy.deepcopy(good)
-    made["spec"]["tfReplicaSpecs"]["PS"]["replicas"] = "two"
-    with pytest.raises(ValueError):
-        kept_by_kubeflow(made)
 
 
 # -- what they say -------------------------------------------------------------------------------------------------
