@@ -24,6 +24,7 @@ The whole tree, with the status code of each type and the built-in exception it 
     |-- UnimplementedError       12  the task does not know this operation, method or version
     |-- InternalError            13  a broken invariant: a bug of ours
     |-- UnavailableError         14  ConnectionError: no contact with the task; try again
+    |   `-- DiskAwayError            a file system does not answer: no task is lost
     |-- DataLossError            15  a file or frame is damaged
     `-- UnauthenticatedError     16  the token or certificate is missing or wrong
 
@@ -46,10 +47,12 @@ class OpError(Exception):
         kind: tells the subclasses of one code apart; 0 is the type itself.
         message: what went wrong, without the task.
         task: where it went wrong, such as "/job:ps/task:0"; empty when it was here or nobody knows.
+        session: id of the session whose tasks raised the error; 0 when no session did.
     """
 
     code: ClassVar[int] = 2
     kind: ClassVar[int] = 0
+    session: int = 0
 
     def __init__(self, message: str = "", *, task: str = "") -> None:
         """Makes an error that reads "<task>: <message>"."""
@@ -208,6 +211,12 @@ class UnavailableError(OpError, ConnectionError):
     code = 14
 
 
+class DiskAwayError(UnavailableError):
+    """A file system does not answer now; no task is lost."""
+
+    kind = 1
+
+
 class DataLossError(OpError):
     """A file or frame is damaged beyond repair."""
 
@@ -252,6 +261,7 @@ _KINDS: Final = {
         TakeoverError,
         MissingFeedError,
         SnapshotError,
+        DiskAwayError,
         DiskFullError,
         UninitializedError,
         TaskLeftError,

@@ -13,6 +13,7 @@ from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.cluster.spec import agree
 from runtime.errors import (
+    DiskAwayError,
     DiskFullError,
     MissingFeedError,
     SnapshotError,
@@ -51,6 +52,7 @@ __all__ = [
     "CheckpointFile",
     "Condition",
     "DType",
+    "DiskAwayError",
     "DiskFullError",
     "MissingFeedError",
     "Quorum",

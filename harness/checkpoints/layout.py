@@ -20,7 +20,7 @@ from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
 from runtime import DataLossError, InvalidArgumentError, NotFoundError, OpError, PermissionDeniedError, UnavailableError
-from runtime.lowlevel import storage
+from runtime.lowlevel import DiskAwayError, storage
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
 ORBAX_TREE_FILE = "_METADATA"
@@ -118,7 +118,7 @@ def exists(path: epath.Path) -> bool:
 
 
 def _barred(error: OSError, path: str) -> Exception:
-    return storage.barred(error, path) or UnavailableError(f"{path} cannot be read: {error}")
+    return storage.barred(error, path) or DiskAwayError(f"{path} cannot be read: {error}")
 
 
 def is_checkpoint(path: epath.Path) -> bool:

@@ -29,6 +29,7 @@ from harness.checkpoints.reader import (
 )
 from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
+from harness.training.managed_session import underlying
 from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
 from runtime.lowlevel import ArraySlice, storage
 from runtime.lowlevel import metrics as process_metrics
@@ -189,6 +190,7 @@ class Saver:
             ValueError: the path cannot be a directory, or ``metrics`` lacks ``best_metric``.
         """
         started = time.monotonic()
+        sess = underlying(sess)
         saved = self._variables(sess.graph)
         if not saved:
             return None
@@ -285,6 +287,7 @@ class Saver:
         """
         if save_path is None:
             raise ValueError("Can't load save_path when it is None.")
+        sess = underlying(sess)
         if not self._variables(sess.graph):
             return
         path = find_checkpoint(save_path)
@@ -353,6 +356,7 @@ class Saver:
             UnavailableError, PermissionDeniedError: the directory cannot be looked into now, or may not be.
             NotFoundError, InvalidArgumentError: none of them fits the graph; as ``restore``, of the newest.
         """
+        sess = underlying(sess)
         step, refused = layout.newest_usable(str(checkpoint_dir), lambda step: self._restore(sess, step.path))
         if step is not None:
             manifest = read_manifest(step.path)
@@ -389,6 +393,7 @@ class Saver:
         manifest = read_manifest(path)
         if manifest is None or not manifest.snapshot:
             return None
+        sess = underlying(sess)
         return sess.checkpoint_coordinator.changed(
             names.slices_of(sess, names.written(self._variables(sess.graph))), manifest.snapshot
         )

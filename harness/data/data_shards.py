@@ -6,10 +6,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -29,7 +29,6 @@ LEASE_SECS = 10.0
 _POLL_SECS = 0.1
 _AT_ONCE = 32
 _LEASES = np.iinfo(np.int32).max
-_T = TypeVar("_T")
 _SAID = ("num_examples", "batch_size", "block_batches", "seed", "shuffle")
 
 
@@ -162,7 +161,7 @@ class DataShards:
 
         Args:
             session: of the training loop; a managed or monitored session may recover meanwhile.
-            coord: ends the wait for others' last batches; that of the session by default.
+            coord: its stop ends the batches; that of the session by default.
 
         Raises:
             InvalidArgumentError: the run deals out another data set, or with other numbers; or the session prefetches.
@@ -177,7 +176,7 @@ class DataShards:
         batches = self.num_batches
         rest = 0 if batches is None else batches % self._block_batches
         asked = np.array([owner, self.num_blocks, whole, (1 << rest) - 1 if rest else whole], np.int32)
-        block, marks = (int(number) for number in _run(session, self._lease.outputs[0], {self._asked: asked}))
+        block, marks = (int(number) for number in session.run(self._lease.outputs[0], {self._asked: asked}))
         if block < 0:
             return block, []
         numbers = (block * self._block_batches + i for i in range(self._block_batches) if not marks >> i & 1)
@@ -188,11 +187,11 @@ class DataShards:
         for start in range(0, len(owners), _AT_ONCE):
             some = list(owners[start : start + _AT_ONCE])
             asked = np.array([leases, *some, *[lease_table.FREE] * (_AT_ONCE - len(some))], np.int32)
-            _run(session, self._release, {self._given_back: asked})
+            session.run(self._release, {self._given_back: asked})
 
     def read(self, session: rt.Session) -> Array:
         """The table as it is."""
-        found: Array = _run(session, self.table)
+        found: Array = session.run(self.table)
         return found
 
     def check(self, session: rt.Session) -> None:
@@ -234,19 +233,6 @@ def _mark(table: Any, marks: Any) -> Any:
     return [lease_table.marked(table, marks)], []
 
 
-def _within(session: rt.Session, fn: Callable[[rt.Session], _T]) -> _T:
-    """Asks the session underneath: the hooks of a monitored session have nothing to do with it."""
-    if isinstance(session, MonitoredSession):
-        answer: _T = session.run_step_fn(lambda step_context: fn(step_context.session))
-        return answer
-    return fn(session)
-
-
-def _run(session: rt.Session, fetches: Any, feeds: Mapping[rt.Tensor, Array] | None = None) -> Any:
-    """A step beside training."""
-    return _within(session, lambda raw: raw.run(fetches, feeds))
-
-
 class _Counted(WrappedOptimizer):
     """An optimizer whose training operation also says which batch it has trained."""
 
@@ -278,7 +264,8 @@ class Batches:
 
     def __init__(self, shards: DataShards, session: rt.Session, coord: Coordinator | None) -> None:
         self._shards = shards
-        self._session = session
+        # What the library asks of a session is no step of the user's: no hook is called, and it may come after a stop.
+        self._session = session.managed if isinstance(session, MonitoredSession) else session
         self._coord = coord or getattr(session, "coord", None) or Coordinator()
         self._owner = lease_table.FREE
         self._left: deque[int] = deque()
@@ -287,12 +274,12 @@ class Batches:
 
     def __enter__(self) -> Batches:
         """Sees that the run deals out the same data."""
-        if _within(self._session, lambda raw: raw.config.prefetch):
+        if self._session.config.prefetch:
             raise rt.InvalidArgumentError(
                 f"{self._shards.name}: with prefetch the gradients of a batch are still under way when the next lease "
                 "is asked for: leave SessionConfig.prefetch out"
             )
-        self._owner = owner_of(_within(self._session, lambda raw: raw.task))
+        self._owner = owner_of(self._session.task)
         self._shards.check(self._session)
         return self
 
@@ -315,9 +302,11 @@ class Batches:
         """The next batch; waits while others have all that are left.
 
         Raises:
-            StopIteration: all batches of all epochs are done, or a stop was requested during the wait.
+            StopIteration: all batches of all epochs are done, or a stop was requested.
         """
-        session = _within(self._session, lambda raw: raw.id)
+        if self._coord.should_stop():
+            raise StopIteration
+        session = self._session.id
         if session != self._id:  # the table may have gone back, and the lease with it
             self._id = session
             self._left.clear()
@@ -333,11 +322,11 @@ class Batches:
 
     def _rest(self) -> bool:
         """Waits a moment, while nobody waits for this worker's gradients; gives whether a stop was requested."""
-        target = _within(self._session, lambda raw: raw.target)
+        target = self._session.target
         if not self._waiting and target:
             logging.info("%s: other workers have the last batches; waiting whether some come back", self._shards.name)
             try:
-                RunRecords(target).rest(_within(self._session, lambda raw: raw.id))
+                RunRecords(target).rest(self._session.id)
                 self._waiting = True
             except LOST_CONTACT as error:  # the next step recovers
                 logging.info("%s: %s", self._shards.name, error)
@@ -373,7 +362,7 @@ class LeaseKeeper:
             daemon: whether it may be left behind when the process ends.
             start: whether to start it.
         """
-        target, task = (_within(sess, lambda raw: raw.target), _within(sess, lambda raw: raw.task))
+        target, task = sess.target, sess.task
         if not target or not (owner_of(task) == 0 or task == "/job:worker/task:0"):
             return []
         coord = coord or Coordinator()

@@ -14,13 +14,15 @@ from typing import Any, Final
 from absl import logging
 
 import runtime as rt
-from harness.training.managed_session import ManagedSession
+from harness.training.managed_session import ManagedSession, Recoveries
 from harness.training.session_manager import LOST_CONTACT
 
 ROOM_SECS = 600.0
 """How long the last save of a run waits for room on its disk."""
 _ROOM_TRY_SECS: Final = 10.0
 """How often it is begun anew meanwhile."""
+_AWAY_TRY_SECS: Final = 1.0
+"""How often, while its file system does not answer."""
 _SIGNAL_SECS: Final = 0.5
 _ADVICE: Final = "start this task again to train them"
 
@@ -41,7 +43,8 @@ def save_the_end(
     train the lost steps again is over. So the end is an error then, and nobody is told that training is done: the chief
     that is started again finds the restored model alive and trains what is missing.
 
-    A full disk is waited for, if training is over, for ``ROOM_SECS``: whoever has made room loses nothing.
+    A full disk is waited for, if training is over, for ``ROOM_SECS``, and a file system that does not answer in any
+    case. An error of a saver or a hook that is no loss of the session's tasks is raised as it is.
 
     Args:
         session: the training session; lost tasks are recovered for as long as its grace period lasts.
@@ -58,35 +61,37 @@ def save_the_end(
         UnavailableError, DeadlineExceededError: the same, and the lost task has not come back.
     """
     room_until = None
+    recoveries = Recoveries(session)
     while True:
         raw = session.raw  # a recovery within final would put old values into a checkpoint of the end
         try:
             now = int(raw.run(global_step))
             final(raw)
             break
-        except LOST_CONTACT as error:
-            try:
-                session.recover(raw, error)
-            except (rt.DeadlineExceededError, *LOST_CONTACT) as gone:
-                text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
-                _tell(type(gone)(text, task=gone.task), gone, over)
-                return
-        except rt.lowlevel.DiskFullError as error:
-            if not over:
+        except (rt.lowlevel.DiskFullError, rt.lowlevel.DiskAwayError) as error:
+            full = isinstance(error, rt.lowlevel.DiskFullError)
+            if full and not over:
                 raise
             if room_until is None:
                 room_until = time.monotonic() + ROOM_SECS
                 logging.error(
-                    "the last checkpoint waits for room: training is over, and nothing is lost if there is some within "
-                    "%g minutes; Ctrl-C gives it up",
-                    ROOM_SECS / 60,
+                    "the last checkpoint waits for %s, %g minutes at most: nothing is lost until then; Ctrl-C gives it "
+                    "up (%s)",
+                    *("room" if full else "its file system", ROOM_SECS / 60, error),
                 )
-            if not _until_next_try(room_until, signalled):
+            if not _until_next_try(room_until, _ROOM_TRY_SECS if full else _AWAY_TRY_SECS, signalled):
                 text = f"{error.message}; {not_saved(reached, checkpoint_dir)}"
-                raise rt.lowlevel.DiskFullError(text, task=error.task) from error
-        except (rt.CancelledError, RuntimeError):
-            if not session.replaced(raw):  # by a recovery that was under way
-                raise
+                raise type(error)(text, task=error.task) from error
+        except Exception as error:
+            if raw is session.raw and not raw.lost(error):
+                raise  # of a saver or a hook of the user's own, or of the session's end
+            try:
+                if not recoveries.cure(raw, error):
+                    raise
+            except (rt.DeadlineExceededError, *LOST_CONTACT) as gone:
+                text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
+                _tell(type(gone)(text, task=gone.task), gone, over)
+                return
     if reached is not None and now < reached:
         loss = session.last_loss
         who = "was lost" if loss is not None and loss.task else "a task was lost"
@@ -135,12 +140,12 @@ def _tell(error: rt.OpError, cause: BaseException | None, over: bool) -> None:
     logging.error("%s", error)
 
 
-def _until_next_try(until: float, signalled: Callable[[], bool]) -> bool:
+def _until_next_try(until: float, pause_secs: float, signalled: Callable[[], bool]) -> bool:
     """Waits until a save may be begun anew; False where the time is over, or somebody wants the process to end.
 
     No event tells of room on a disk, and signals are only noted during a last save.
     """
-    next_try = min(until, time.monotonic() + _ROOM_TRY_SECS)
+    next_try = min(until, time.monotonic() + pause_secs)
     while not signalled() and time.monotonic() < next_try:
         time.sleep(_SIGNAL_SECS)
     return not signalled() and time.monotonic() < until

@@ -251,7 +251,9 @@ class Lifecycle:
         """Raises UnavailableError or AbortedError when a task, or what a variable had, is lost: on any of the tasks."""
         lost = sorted(_names(raw, self._probed, secs) - self._without_value)
         if lost:  # an update that failed has taken them along
-            raise rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
+            error = rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
+            error.session = raw.id
+            raise error
 
     def _probe(self, session: ManagedSession) -> None:
         """Makes the chief restore what is lost even while its training loop is busy elsewhere."""

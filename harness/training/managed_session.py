@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,17 +17,21 @@ from harness.coordinator import Coordinator, GracePeriod
 from harness.training.log_directory import DirectoryLock
 from harness.training.session_manager import LOST_CONTACT
 
-_MEMORY_TRIES = 3
-"""Recoveries without a good step in between from a step for which there was too little memory: a fourth is no use."""
+TRIES = 3
+"""New sessions in a row for one step that find nothing different, or too little memory: a fourth is no use."""
+_PAUSE_SECS = 0.5
+"""Before the second of them: what a task is short of may pass."""
+_T = TypeVar("_T")
 
 
 class ManagedSession(rt.Session):
     """A session whose ``run`` survives the loss of tasks.
 
-    When a step raises UnavailableError or AbortedError, a new session is opened (the chief restores what is lost, the
-    others wait for that), and the step is run again in it: the caller sees a step that took longer. Any number of
-    threads may use it; one of them recovers, the others wait for that. A step for which there is too little memory,
-    and which takes the values of variables along, is tried a few times.
+    When the tasks of the session underneath raise UnavailableError or AbortedError (``Session.lost``), a new session is
+    opened (the chief restores what is lost, the others wait for that), and the step is run again in it: the caller sees
+    a step that took longer. The same error of a Python call in the step is that call's own. Any number of threads may
+    use the session; one of them recovers, the others wait for that. A step that fails again in ``TRIES`` new sessions
+    in which nothing is different, or for which there is too little memory as often, raises its error.
 
     It is a session to whoever is given one, and has none of a session's own state: what it does not do itself, it asks
     of the present session underneath, ``raw``.
@@ -67,7 +71,6 @@ class ManagedSession(rt.Session):
         self._seen: int | None = None
         self._lost: tuple[int, int] | None = None
         self._closed = False
-        self._out_of_memory = 0
         self._steps: dict[int, float] = {}  # by thread: since when it has been running one
         self.directory_lock: DirectoryLock | None = None
         """The chief's hold on the log directory, given back when the session is closed; None in the others."""
@@ -94,36 +97,40 @@ class ManagedSession(rt.Session):
             DeadlineExceededError: it was not possible to recover in time; names who is missing.
             OutOfRangeError: the chief has finished training meanwhile. TaskLeftError: a task has left since.
         """
-        self.begin_step()
+        result = self.run_again(lambda raw: raw.run(fetches, feed_dict, *arguments, **options))
+        self.note(fetches, result)
+        return result
+
+    def run_again(self, step: Callable[[rt.Session], _T]) -> _T:
+        """Calls a function with the session underneath, and again with each new one that a loss makes necessary.
+
+        Args:
+            step: Runs a step in the session that it is given.
+
+        Returns:
+            The value of the function.
+
+        Raises:
+            BaseException: What has stopped the coordinator, or what the function raises that is no loss of the session.
+        """
+        recoveries = Recoveries(self)
+        self._steps[threading.get_ident()] = time.monotonic()
         try:
             while True:
                 if self._coord.should_stop():
                     self._coord.raise_requested_exception()  # a service has failed: not only in the log
                 raw = self.raw
                 try:
-                    result = raw.run(fetches, feed_dict, *arguments, **options)
-                except LOST_CONTACT as error:
-                    self.recover(raw, error)
-                except rt.TaskLeftError as error:
-                    self.left = error
+                    return step(raw)
+                except Exception as error:
+                    if recoveries.cure(raw, error):
+                        continue
+                    if isinstance(error, rt.TaskLeftError) and raw.raised(error):
+                        self.left = error
+                    self._coord.raise_requested_exception()  # what a thread's failure has led to: a closed queue
                     raise
-                except (rt.CancelledError, RuntimeError):
-                    if not self.replaced(raw):
-                        self._coord.raise_requested_exception()  # the step was cancelled because of that
-                        raise
-                else:
-                    self.note(fetches, result)
-                    return result
         finally:
-            self.end_step()
-
-    def begin_step(self) -> None:
-        """Notes that this thread runs a step from now on."""
-        self._steps[threading.get_ident()] = time.monotonic()
-
-    def end_step(self) -> None:
-        """Notes that this thread runs no step any more."""
-        self._steps.pop(threading.get_ident(), None)
+            self._steps.pop(threading.get_ident(), None)
 
     def end_steps(self) -> None:
         """Notes that the steps under way have been cancelled."""
@@ -145,7 +152,6 @@ class ManagedSession(rt.Session):
 
     def note(self, fetches: Any, result: Any) -> None:
         """Remembers what a step gave, for telling what was lost."""
-        self._out_of_memory = 0
         before, self._last = self._last, (fetches, result)
         if not _alike(before[0], fetches):  # the steps of a loop are: only the last of them is looked into
             self._see(before)
@@ -160,13 +166,15 @@ class ManagedSession(rt.Session):
 
         Args:
             broken: the session that raised.
-            error: what it raised; raised again when there is to be no recovery.
+            error: what it raised; raised again when there is to be no recovery, or the session has not lost a task.
         """
         if not self._recovers:
             raise error
         with self._recovery:
             if self.raw is not broken:
                 return
+            if not broken.lost(error):
+                raise error
             if self._failed is not None:
                 raise self._failed
             if not self._closed and (gone := broken.left_tasks):
@@ -175,13 +183,6 @@ class ManagedSession(rt.Session):
             self._grace_period.start_again()
             if self._closed or self._grace_period.exhausted():
                 raise error
-            if isinstance(error, rt.OpError) and error.out_of_memory:
-                self._out_of_memory += 1
-                if self._out_of_memory > _MEMORY_TRIES:
-                    text = (
-                        f"{error.message} (also after {_MEMORY_TRIES} recoveries: give it less to do, or more memory)"
-                    )
-                    raise rt.ResourceExhaustedError(text, task=error.task) from error
             started = time.monotonic()
             logging.warning("recovering: %s%s", error, self._limit)
             if isinstance(error, rt.OpError):
@@ -198,8 +199,11 @@ class ManagedSession(rt.Session):
             if self._on_recovery is not None:
                 try:
                     self._on_recovery(fresh)
-                except LOST_CONTACT as again:  # the next run finds out, and recovers again
-                    logging.warning("lost contact again: %s", again)
+                except BaseException as again:
+                    if not fresh.lost(again):
+                        fresh.close()
+                        raise
+                    logging.warning("lost contact again: %s", again)  # the next run finds out, and recovers again
             self._log_recovery(broken, fresh, time.monotonic() - started)
             self.raw = fresh
             broken.close()
@@ -267,63 +271,6 @@ class ManagedSession(rt.Session):
         """What stops training in this task."""
         return self._coord
 
-    # -- what the present session answers ----------------------------------------------------------------------
-
-    @property
-    def value_ids(self) -> dict[str, str]:
-        """As ``Session.value_ids``, of the present session."""
-        return self.raw.value_ids
-
-    @property
-    def task(self) -> str:
-        """As ``Session.task``."""
-        return self.raw.task
-
-    @property
-    def id(self) -> int:
-        """As ``Session.id``, of the present session."""
-        return self.raw.id
-
-    @property
-    def silent_secs(self) -> float | None:
-        """As ``Session.silent_secs``, of the present session."""
-        return self.raw.silent_secs
-
-    @property
-    def left_tasks(self) -> list[str]:
-        """As ``Session.left_tasks``, of the present session."""
-        return self.raw.left_tasks
-
-    @property
-    def authority(self) -> rt.lowlevel.Authority:
-        """As ``Session.authority``, of the present session."""
-        return self.raw.authority
-
-    @property
-    def checkpoint_coordinator(self) -> rt.lowlevel.CheckpointCoordinator:
-        """As ``Session.checkpoint_coordinator``, of the present session."""
-        return self.raw.checkpoint_coordinator
-
-    def adopt_generations(self, generations: Mapping[str, int]) -> None:
-        """As ``Session.adopt_generations``, for the present session."""
-        self.raw.adopt_generations(generations)
-
-    def list_devices(self) -> list[Any]:
-        """As ``Session.list_devices``, of the present session."""
-        return self.raw.list_devices()
-
-    def placement(self, variables: Sequence[rt.Variable]) -> dict[rt.Variable, Any]:
-        """As ``Session.placement``, of the present session."""
-        return self.raw.placement(variables)
-
-    def cancel_steps(self) -> None:
-        """As ``Session.cancel_steps``, of the present session."""
-        self.raw.cancel_steps()
-
-    def take_plans(self, other: rt.Session) -> None:
-        """As ``Session.take_plans``, for the present session."""
-        self.raw.take_plans(underlying(other))
-
     # -- its end -----------------------------------------------------------------------------------------------
 
     @property
@@ -347,13 +294,71 @@ class ManagedSession(rt.Session):
             super().__exit__(kind, value, traceback)
 
 
-def underlying(session: rt.Session) -> rt.Session:
-    """The present session underneath one that recovers, which a recovery replaces and closes; else the session itself.
+class _OfRaw:
+    """An attribute that is the one of the present session underneath."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, session: ManagedSession | None, owner: object) -> Any:
+        return self if session is None else getattr(session.raw, self._name)
+
+
+for _name in (
+    *("value_ids", "task", "id", "silent_secs", "left_tasks", "authority", "checkpoint_coordinator", "placement"),
+    *("adopt_generations", "list_devices", "cancel_steps", "raised", "lost", "take_plans"),
+):
+    setattr(ManagedSession, _name, _OfRaw(_name))
+
+
+class Recoveries:
+    """The recoveries of one thing that is to be done, such as a step.
 
     Args:
-        session: one of either kind.
+        session: The session in which it is done.
     """
-    return session.raw if isinstance(session, ManagedSession) else session
+
+    def __init__(self, session: ManagedSession) -> None:
+        self._session = session
+        self._in_vain = 0
+
+    def cure(self, raw: rt.Session, error: BaseException) -> bool:
+        """Returns True if an error ended only a session underneath, in whose place there is another one now.
+
+        Args:
+            raw: The session underneath that was used.
+            error: What ended its use.
+
+        Raises:
+            ResourceExhaustedError: There was too little memory, ``TRIES`` times.
+            UnavailableError, AbortedError: The session has not lost a task, or it has, in vain, for the so manyth time.
+        """
+        session = self._session
+        if not isinstance(error, LOST_CONTACT):
+            cancelled = isinstance(error, rt.CancelledError) or type(error) is RuntimeError
+            return cancelled and session.replaced(raw)
+        if self._in_vain >= TRIES:
+            again = f"{error.message} (also after {TRIES} recoveries"
+            if error.out_of_memory:
+                text = f"{again}: give it less to do, or more memory)"
+                raise rt.ResourceExhaustedError(text, task=error.task) from error
+            raise type(error)(f"{again}, which found nothing different)", task=error.task)
+        if self._in_vain > 1:
+            session.coord.wait_for_stop(_PAUSE_SECS)
+        session.recover(raw, error)
+        same = raw.value_ids == session.raw.value_ids
+        self._in_vain = self._in_vain + 1 if same or error.out_of_memory else 0
+        return True
+
+
+def underlying(session: Any) -> rt.Session:
+    """Returns the session underneath one that recovers or has hooks; of any other session, the session itself.
+
+    Args:
+        session: A session, a ``ManagedSession`` or a ``MonitoredSession``.
+    """
+    found: rt.Session = getattr(session, "raw", session)
+    return found
 
 
 def _alike(one: Any, other: Any) -> bool:

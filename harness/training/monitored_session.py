@@ -31,7 +31,7 @@ from harness.training.hooks.base import (
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.lifecycle import Lifecycle
-from harness.training.managed_session import ManagedSession, underlying
+from harness.training.managed_session import ManagedSession, Recoveries, underlying
 from harness.training.preemption import shielded
 from harness.training.scaffold import (
     ChiefSessionCreator,
@@ -70,13 +70,19 @@ class OpensSessions(Protocol):
 class StepContext:
     """What a function given to ``run_step_fn`` gets.
 
-    Attributes:
-        session: the session underneath, without hooks.
+    Args:
+        managed: The session that recovers.
+        run_with_hooks: Runs a step with hooks.
     """
 
-    def __init__(self, session: rt.Session, run_with_hooks: Callable[..., Any]) -> None:
-        self.session = session
+    def __init__(self, managed: ManagedSession, run_with_hooks: Callable[..., Any]) -> None:
+        self._managed = managed
         self._run_with_hooks = run_with_hooks
+
+    @property
+    def session(self) -> rt.Session:
+        """The present session underneath, without hooks."""
+        return self._managed.raw
 
     def run_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a step with hooks, as ``MonitoredSession.run`` does."""
@@ -95,8 +101,8 @@ class MonitoredSession:
                 sess.run(train_op)
 
     The end of the input (OutOfRangeError, StopIteration) ends the block silently; then, and without an error, the
-    hooks' ``end`` is called. UnavailableError and AbortedError within ``run`` make a new session, and the step is run
-    again.
+    hooks' ``end`` is called. Where a task is lost (``Session.lost``) there is a new session, and the step is run again,
+    unless it was applied: what a hook raises after the step never repeats it.
 
     Args:
         session_creator: makes sessions; the chief's, without checkpoints, by default.
@@ -179,13 +185,11 @@ class MonitoredSession:
             hook.after_create_session(session, self._coord)
 
     def _run_after_first_create(self, session: ManagedSession) -> None:
-        while True:
-            raw = session.raw
-            try:
-                return self._run_after_create(raw)
-            except LOST_CONTACT as error:
-                session.recover(raw, error)  # which greets
-                return None
+        raw = session.raw
+        try:
+            self._run_after_create(raw)
+        except LOST_CONTACT as error:
+            session.recover(raw, error)  # which greets
 
     @property
     def graph(self) -> rt.Graph:
@@ -218,7 +222,7 @@ class MonitoredSession:
             RuntimeError: a stop was requested before, the session is closed, or one tensor is fed twice.
             BaseException: what a thread, such as one that fills a queue, has reported.
         """
-        return self._retried(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
+        return self._step(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
 
     def run_step_fn(self, step_fn: Callable[..., Any]) -> Any:
         """Runs a function that does a step as it likes.
@@ -238,39 +242,36 @@ class MonitoredSession:
             raise ValueError(f"`step_fn` must take one argument, step_context, not {names}")
 
         def once(raw: rt.Session) -> Any:
+            context = StepContext(self.managed, lambda *a, **k: self._run_hooked(self.managed.raw, *a, **k))
             try:
-                return step_fn(StepContext(raw, lambda *a, **k: self._run_hooked(raw, *a, **k)))
+                return step_fn(context)
             except StopIteration:
                 self._coord.request_stop()
                 return None
 
-        return self._retried(once)
+        return self._step(once)
 
-    def _retried(self, once: Callable[[rt.Session], Any]) -> Any:
-        session = self._session
-        if session is None:
+    @property
+    def managed(self) -> ManagedSession:
+        """The session that recovers, without hooks. Raises RuntimeError when it is closed."""
+        if self._session is None:
             raise RuntimeError("Session is already closed.")
-        session.begin_step()
-        try:
-            while True:
-                if self._coord.should_stop():
-                    self._coord.raise_requested_exception()  # a thread has failed: not only in the log
-                    raise RuntimeError("Run called even after should_stop requested.")
-                raw = session.raw
-                try:
-                    return once(raw)
-                except LOST_CONTACT as error:
-                    session.recover(raw, error)
-                except Exception as error:
-                    cancelled = isinstance(error, rt.CancelledError) or type(error) is RuntimeError
-                    if cancelled and session.replaced(raw):
-                        continue  # the step waited in a session that the thread that looks after the tasks has replaced
-                    if isinstance(error, rt.TaskLeftError):
-                        session.left = error
-                    self._coord.raise_requested_exception()  # what a thread's failure has led to: a closed queue
-                    raise
-        finally:
-            session.end_step()
+        return self._session
+
+    @property
+    def raw(self) -> rt.Session:
+        """The present session underneath, as ``ManagedSession.raw``."""
+        return self.managed.raw
+
+    def _step(self, once: Callable[[rt.Session], Any]) -> Any:
+        """Runs a step of the user's, which is an error after a stop."""
+
+        def step(raw: rt.Session) -> Any:
+            if self._coord.should_stop():
+                raise RuntimeError("Run called even after should_stop requested.")
+            return once(raw)
+
+        return self.managed.run_again(step)
 
     def _run_hooked(
         self,
@@ -298,13 +299,20 @@ class MonitoredSession:
             run_metadata = rt.RunMetadata()
         merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
+        session = self.managed
+        session.note(merged, results)
+        # The step is applied: a task that is lost from here on is recovered, but the step is not run again.
         given = results.get("hooks", {})
+        recoveries = Recoveries(session)
         for number, hook in enumerate(self._hooks):
-            hook.after_run(context, SessionRunValues(given.get(number), options, run_metadata))
+            try:
+                hook.after_run(context, SessionRunValues(given.get(number), options, run_metadata))
+            except Exception as error:
+                if not recoveries.cure(context.session, error):
+                    raise
+                context.session = session.raw
         if context.stop_requested:
             self._coord.request_stop()
-        assert self._session is not None
-        self._session.note(merged, results)
         return results["caller"]
 
     def should_stop(self) -> bool:
@@ -390,9 +398,9 @@ class MonitoredSession:
                 with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
                     hook.end(underlying(session))
                 ended[place] = session
-            except LOST_CONTACT:
-                raise  # all begin again when the lost task is back
             except Exception as error:
+                if underlying(session).lost(error):
+                    raise  # all begin again when the lost task is back
                 logging.error("the end of %s failed: %r", type(hook).__name__, error)
                 failure = failure or error
         if failure is not None:
@@ -429,9 +437,7 @@ class SingularMonitoredSession(MonitoredSession):
 
     def raw_session(self) -> rt.Session:
         """The session underneath. Raises RuntimeError when it is closed."""
-        if self._session is None:
-            raise RuntimeError("Session is already closed.")
-        return self._session.raw
+        return self.raw
 
 
 def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) -> rt.RunOptions | None:

@@ -133,7 +133,7 @@ class Checkpoints:
                 try:
                     self._start(session)
                 except rt.OpError as error:
-                    if not costs_this_one(error):
+                    if not costs_this_one(error, session):
                         raise
             else:  # a user's own, which cannot save in the background
                 self._note(str(self._saved(session, wait=True)), session)
@@ -214,10 +214,8 @@ class Checkpoints:
             return changed is not False
         except (ValueError, rt.DataLossError):  # that checkpoint is gone, or nobody can read it
             return True
-        except rt.UnavailableError as error:
-            if error.task:
-                raise
-            return True  # the disk is away: the save tells
+        except rt.lowlevel.DiskAwayError:
+            return True  # the save tells
         except (rt.CancelledError, RuntimeError) as error:
             _raise_if_replaced(error, raw, session)
             raise
@@ -294,16 +292,20 @@ def log_full(error: rt.ResourceExhaustedError) -> None:
     logging.error("%s; training goes on, without this checkpoint: make room", error)
 
 
-def costs_this_one(error: rt.OpError) -> bool:
-    """Whether an error costs one checkpoint and says nothing of the session; tells it then.
+def costs_this_one(error: rt.OpError, session: rt.Session) -> bool:
+    """Returns True if an error costs one checkpoint and says nothing of the session; logs it then.
 
-    The disk was away, or the tasks could not be held still together for long enough.
+    A disk or a store does not answer, or the tasks could not be held still together for long enough.
+
+    Args:
+        error: What the save has raised.
+        session: The session that was saved.
     """
-    disk = isinstance(error, rt.UnavailableError) and not error.task
-    torn = isinstance(error, rt.lowlevel.SnapshotError)
-    if disk or torn:
+    away = isinstance(error, LOST_CONTACT) and not underlying(session).lost(error)
+    if away or isinstance(error, rt.lowlevel.SnapshotError):
         logging.warning("this checkpoint was not saved: %s", error)
-    return disk or torn
+        return True
+    return False
 
 
 def _raise_if_replaced(error: Exception, raw: rt.Session, session: rt.Session) -> None:
@@ -345,12 +347,12 @@ class CheckpointThread(LooperThread):
         except rt.ResourceExhaustedError as error:
             log_full(error)
         except LOST_CONTACT as error:
-            if not costs_this_one(error):
+            if not costs_this_one(error, self._session):
                 logging.warning("this checkpoint was not saved: %s", error)
                 self._session.recover(raw, error)
             return False
         except rt.DeadlineExceededError as error:
-            if not costs_this_one(error):
+            if not costs_this_one(error, self._session):
                 raise
             return False
         return True

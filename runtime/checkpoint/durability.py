@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from runtime.errors import OpError, PermissionDeniedError, UnavailableError
+from runtime.errors import DiskAwayError, OpError, PermissionDeniedError
 
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
 """Only these say that there is no such file."""
@@ -37,14 +37,14 @@ def barred(error: OSError, path: str) -> OpError | None:
         path: what was to be read.
 
     Returns:
-        PermissionDeniedError, UnavailableError where another try may do, or None: something is wrong with the file.
+        PermissionDeniedError, DiskAwayError where another try may do, or None: something is wrong with the file.
     """
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDeniedError(
             f"{path} cannot be read by the user that this runs as (uid {os.geteuid()}): {error}"
         )
     if error.errno in _NOT_NOW:
-        return UnavailableError(f"{path} cannot be read now: {error}")
+        return DiskAwayError(f"{path} cannot be read now: {error}")
     return None
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import grpc
 import numpy as np
@@ -92,6 +92,31 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends the session."""
+
+
+def sign_errors(engine: Engine) -> Engine:
+    """Writes the session's id into each error that comes from its tasks, so that errors of others are told apart."""
+
+    def signed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def signing(*arguments: Any) -> Any:
+            try:
+                return call(*arguments)
+            except OpError as error:
+                error.session = number
+                raise
+
+        return signing
+
+    def stream(task: str) -> Stream:
+        opened: Any = open_stream(task)
+        opened.pull, opened.push = signed(opened.pull), signed(opened.push)
+        return cast(Stream, opened)
+
+    number, open_stream = engine.id, signed(engine.stream)
+    for name in ("run", "run_traced", "prepare", "send_order", "send_run_order", "adopt_generations"):
+        setattr(engine, name, signed(getattr(engine, name)))
+    engine.stream = stream  # type: ignore[method-assign]
+    return engine
 
 
 class LocalEngine:

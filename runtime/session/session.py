@@ -17,7 +17,7 @@ from absl import logging
 from jax.tree_util import PyTreeDef
 
 from runtime.checkpoint.coordinator import CheckpointCoordinator
-from runtime.errors import InvalidArgumentError, NotFoundError
+from runtime.errors import AbortedError, DiskAwayError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
 from runtime.graph.graph import (
     FeedDict,
     Graph,
@@ -39,7 +39,7 @@ from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
 from runtime.plan.substeps import Substep, substeps
-from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine
+from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine, sign_errors
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
 from runtime.session.in_process import PrivateServer
@@ -113,7 +113,8 @@ class Session:
         if config is not None and not isinstance(config, SessionConfig):
             raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
-        self._engine, self.config = _open(target, config, security)
+        engine, self.config = _open(target, config, security)
+        self._engine = sign_errors(engine)
         self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
         self.target = target
         self._devices = Devices(
@@ -429,6 +430,35 @@ class Session:
     def left_tasks(self) -> list[str]:
         """The tasks that have left for good, as training is over; empty when the master is in another process."""
         return self._engine.left()
+
+    def raised(self, error: BaseException | None) -> bool:
+        """Returns True if the tasks of this session raised an error, or its cause.
+
+        A hook, a Python call or a session of another cluster may raise the same class.
+
+        Args:
+            error: The error that ended something in which the session was used.
+        """
+        while error is not None:
+            if isinstance(error, OpError) and error.session == self.id:
+                return True
+            error = error.__cause__
+        return False
+
+    def lost(self, error: BaseException) -> bool:
+        """Returns True if an error says that this session has lost a task, or the values of its variables.
+
+            try:
+                hook.end(session)
+            except Exception as error:
+                if not session.lost(error):
+                    raise  # the hook's own error: a new session would not help
+
+        Args:
+            error: The error that ended something in which the session was used.
+        """
+        loss = isinstance(error, UnavailableError | AbortedError) and not isinstance(error, DiskAwayError)
+        return loss and self.raised(error)
 
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError. A session whose master is in another process ends with them."""

@@ -163,7 +163,7 @@ class CheckpointSaverHook(GlobalStepHook):
         except rt.ResourceExhaustedError as error:
             log_full(error)
         except rt.OpError as error:
-            if not costs_this_one(error):
+            if not costs_this_one(error, session):
                 raise
         return False
 

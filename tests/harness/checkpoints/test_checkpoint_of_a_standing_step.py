@@ -14,6 +14,7 @@ import harness
 import runtime as rt
 from harness.training.services import Checkpoints
 from tests.harness.checkpoints import checkpoint_kit as ckit
+from tests.kit.losses import loss_of
 
 pytestmark = pytest.mark.disk
 
@@ -172,7 +173,7 @@ class RecoversMeanwhile(harness.Saver):
 
     def changed_since(self, sess: rt.Session, save_path: str) -> bool | None:
         if self.session is not None:
-            self.session.recover(sess, rt.UnavailableError("a task was lost", task="/job:ps/task:0"))
+            self.session.recover(sess, loss_of(sess))
         return super().changed_since(sess, save_path)
 
 

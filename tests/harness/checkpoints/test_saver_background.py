@@ -20,6 +20,7 @@ import runtime as rt
 from harness import exit_codes
 from harness.checkpoints import save_job
 from harness.checkpoints.manifest import Manifest, read_manifest
+from tests.kit.losses import loss_of
 
 pytestmark = pytest.mark.disk
 
@@ -79,8 +80,8 @@ def test_a_recovery_during_a_save_costs_that_checkpoint_alone(
         opened = sv.managed_session(server.target)
     with opened as sess:
         assert held.begun.wait(60)  # step 0
-        managed = sess._session if monitored else sess
-        managed.recover(managed.raw, rt.AbortedError("a task was lost"))  # closes the session that is saved in
+        managed = sess.managed if monitored else sess
+        managed.recover(managed.raw, loss_of(managed))  # closes the session that is saved in
         held.go.set()
         done = 0
         while not any(_steps(tmp_path)):  # of a step after 0

@@ -11,6 +11,7 @@ from harness.training.hooks.base import FollowsLeader
 from harness.training.managed_session import underlying
 from harness.training.services import BackgroundSaver, ComparingSaver
 from harness.training.session_manager import DirectorySaver
+from tests.kit.losses import loss_of
 from tests.runtime.kit import TARGET, servers
 
 _OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__", "graph_def"}  # the last: with harness.tf1
@@ -58,7 +59,7 @@ def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
 
 def test_it_answers_as_the_session_after_a_recovery(session: ManagedSession) -> None:
     before = session.raw
-    session.recover(before, rt.AbortedError("a task was lost"))
+    session.recover(before, loss_of(before, rt.AbortedError("a task was lost")))
     assert session.raw is not before and underlying(session) is session.raw
     assert session.id == session.raw.id
     with pytest.raises(RuntimeError, match="closed"):
@@ -113,7 +114,7 @@ def test_a_ps_that_leaves_ends_a_recovery_and_a_start_at_once(
             run = made["/job:ps/task:0"].worker.store.run
             run.close(rt.TaskLeftError("it has left: training is over"))  # it still answers, for as long as it stops
             with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
-                session.recover(session.raw, rt.UnavailableError("the connection broke"))
+                session.recover(session.raw, loss_of(session))
             assert session.left is not None
         assert "training is over; what was done here since the last checkpoint is not saved" in caplog.text
         with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):

@@ -13,6 +13,7 @@ import runtime as rt
 from harness.checkpoints.saver import latest_checkpoint
 from harness.training import lifecycle
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from tests.kit.losses import loss_of
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +212,7 @@ def test_a_lost_task_makes_a_new_session_and_the_step_again(error: type[rt.OpErr
         def before_run(self, run_context: SessionRunContext) -> None:
             if self.fails:
                 self.fails -= 1
-                raise error("gone", task="/job:ps/task:0")
+                raise loss_of(run_context.session, error("gone", task="/job:ps/task:0"))
 
     server = rt.Server.create_local_server()
     with harness.MonitoredTrainingSession(server.target, hooks=[Recorder(story, "a"), Fails()]) as sess:
@@ -231,8 +232,8 @@ def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None
         def before_run(self, run_context: SessionRunContext) -> None:
             if not self.done:  # as the thread does that looks after the tasks, while this one is in its step
                 self.done = True
-                lost = rt.UnavailableError("gone", task="/job:ps/task:0")
-                other = threading.Thread(target=sess._session.recover, args=(run_context.session, lost))
+                arguments = (run_context.session, loss_of(run_context.session))
+                other = threading.Thread(target=sess.managed.recover, args=arguments)
                 other.start()
                 other.join(30)
 
