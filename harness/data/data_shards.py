@@ -20,6 +20,7 @@ from harness.data import lease_table
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.training.global_step import get_or_create_global_step
 from harness.training.lifecycle import ELASTIC
+from harness.training.managed_session import is_chief
 from harness.training.monitored_session import MonitoredSession
 from harness.training.session_manager import LOST_CONTACT
 from runtime.lowlevel import Array, RunRecords, RunRecordView
@@ -153,7 +154,19 @@ class DataShards:
 
         Args:
             optimizer: what applies gradients; ``SyncReplicas`` and its like take the result.
+
+        Raises:
+            InvalidArgumentError: The optimizer is ``SyncReplicas``, which drops stale gradients: they would count.
         """
+        inner = optimizer
+        while isinstance(inner, WrappedOptimizer):
+            if inner.drops_gradients:
+                kind = type(inner).__name__
+                raise rt.InvalidArgumentError(
+                    f"{self.name}: {kind} may drop a gradient whose batch would count as trained: make it "
+                    f"{kind}(shards.counted(optimizer), ...)"
+                )
+            inner = inner.optimizer
         return _Counted(optimizer, self)
 
     def open(self, session: rt.Session, coord: Coordinator | None = None) -> Batches:
@@ -363,7 +376,7 @@ class LeaseKeeper:
             start: whether to start it.
         """
         target, task = sess.target, sess.task
-        if not target or not (owner_of(task) == 0 or task == "/job:worker/task:0"):
+        if not target or not is_chief(sess, owner_of(task) == 0 or task == "/job:worker/task:0"):
             return []
         coord = coord or Coordinator()
         thread = threading.Thread(target=self._keep, args=(sess, target, coord), name=self.name, daemon=daemon)

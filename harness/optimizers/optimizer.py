@@ -365,6 +365,9 @@ class WrappedOptimizer:
         name: first part of the names of operations.
     """
 
+    drops_gradients = False
+    """True of one that may drop a gradient: what counts gradients goes inside it."""
+
     def __init__(self, optimizer: AnyOptimizer, name: str) -> None:
         self.name = name
         self.optimizer = optimizer

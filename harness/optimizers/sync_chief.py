@@ -12,7 +12,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
-from harness.training.managed_session import underlying
+from harness.training.managed_session import is_chief, underlying
 
 _RETRY_SECS = 0.5
 _RELEASE_SECS = 2.0
@@ -78,6 +78,7 @@ class SyncRunner:
         timeout_secs: see ``SyncReplicas``.
         name: for messages.
         elastic: workers come and go; who is there the ps with the global step tells.
+        leads: True if this task leads where its session is part of no run; else the chief of the run leads.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class SyncRunner:
         timeout_secs: float | None,
         name: str,
         elastic: bool = False,
+        leads: bool = True,
     ) -> None:
+        self.leads = leads
         self.name = name
         self._tasks = list(tasks)
         self._needed = needed
@@ -120,9 +123,9 @@ class SyncRunner:
             start: whether to start them.
 
         Returns:
-            The threads; none with one ps, or when those of an earlier call still run.
+            The threads; none with one ps, on a task that is not the chief, or when those of an earlier call still run.
         """
-        if not self._tasks:
+        if not self._tasks or not is_chief(sess, self.leads):
             return []
         coord = coord or Coordinator()
         with self._changed:

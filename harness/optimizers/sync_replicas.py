@@ -40,8 +40,8 @@ class SyncReplicas(WrappedOptimizer):
         worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
             the gradients are computed; without one, workers are told apart by their sessions. A chief in a job of that
             name is the last of all.
-        is_chief: whether this worker chooses the aggregates when there are several ps; worker 0 by default, and the
-            task of a job that is called chief: where there is one, tell worker 0 that it is not.
+        is_chief: True on the worker that chooses the aggregates when there are several ps. By default the chief of the
+            Supervisor or the monitored session; with a plain session worker 0, or the task of a job called chief.
         sync_timeout_secs: when a worker is missing, how long a step waits for it before it goes on with the mean of the
             gradients that are there. Later steps do not wait for that worker until it is back. None waits for ever.
         elastic: workers come and go while training runs; ``total_num_replicas`` has no meaning. One that has given
@@ -53,6 +53,8 @@ class SyncReplicas(WrappedOptimizer):
         InvalidArgumentError: a number is below 1, or ``worker`` is not below ``total_num_replicas``, or
             ``replicas_to_aggregate`` is None without ``elastic``.
     """
+
+    drops_gradients = True
 
     def __init__(
         self,
@@ -179,9 +181,9 @@ class SyncReplicas(WrappedOptimizer):
             timeout_secs=self._timeout_secs,
             name=self.name,
             elastic=self._elastic,
+            leads=bool(self._is_chief) or worker == 0 or on_chief(grads_and_vars),
         )
-        leads = worker == 0 or on_chief(grads_and_vars)
-        if self._is_chief if self._is_chief is not None else leads:
+        if self._is_chief is not False:
             global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, self._runner)
         self._nothing = rt.no_op(name=f"{self.name}/init")
         self._ready = rt.report_uninitialized_variables(rt.global_variables(), name=f"{self.name}/uninitialized")

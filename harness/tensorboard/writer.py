@@ -81,6 +81,7 @@ class FileWriter:
         self._described: set[str] = set()
         self._described_at_loss = 0
         self._warned = False
+        self._rests = False
         self._file: EventFile | None = None
         self.on_scalars: Callable[[Mapping[str, float], int | None], object] | None = None
         """Called with every number that is written, by tag, and its step, or None. Its errors are logged."""
@@ -234,6 +235,8 @@ class FileWriter:
 
     def add_event(self, event: event_pb2.Event) -> None:
         """Adds an Event message as it is."""
+        if self._rests:
+            self.reopen()
         file = self._file
         if file is None:
             if not self._warned:
@@ -263,9 +266,16 @@ class FileWriter:
             self._finalizer.detach()
             file.close()
 
+    def rest(self) -> None:
+        """Closes the file, and ends its thread, until something is added: that opens a new file, as ``reopen`` does."""
+        if self._file is not None:
+            self.close()
+            self._rests = True
+
     def reopen(self) -> None:
         """Opens a new file in the same directory after ``close``; does nothing while one is open."""
         with self._lock:
+            self._rests = False
             if self._file is None:
                 self._open()
 

@@ -170,6 +170,7 @@ class Lifecycle:
             on_recovery=on_recovery,
             give_up_secs=give_up_secs,
         )
+        self.session.is_chief = self.is_chief
         if self.late:
             self.coord.request_stop()
         self._closed.set()  # of a session before this one

@@ -78,6 +78,8 @@ class ManagedSession(rt.Session):
         """Called when a ``with`` block of the session ends, before it is closed, with the error that ends it."""
         self.left: rt.TaskLeftError | None = None
         """Why nothing more can be trained: a task has left, as training is over."""
+        self.is_chief: bool | None = None
+        """True on the chief of the run; None of a session that is part of no run."""
         self.last_loss: rt.OpError | None = None
         """What the last recovery was for; names the task."""
         self.recoveries = 0
@@ -349,6 +351,17 @@ class Recoveries:
         same = raw.value_ids == session.raw.value_ids
         self._in_vain = self._in_vain + 1 if same or error.out_of_memory else 0
         return True
+
+
+def is_chief(session: rt.Session, default: bool) -> bool:
+    """Returns True if the task of a session is the chief of its run, as who opened the session has said.
+
+    Args:
+        session: The session.
+        default: The answer for a session that is part of no run.
+    """
+    found = getattr(session, "is_chief", None)
+    return default if found is None else bool(found)
 
 
 def underlying(session: Any) -> rt.Session:

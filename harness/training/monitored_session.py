@@ -22,6 +22,8 @@ from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, fail
 from harness.training.global_step import get_global_step
 from harness.training.hooks.base import (
     FollowsLeader,
+    GlobalStepHook,
+    Rests,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -156,6 +158,7 @@ class MonitoredSession:
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
         self._session.directory_lock = own.manager().directory_lock if own is not None else None
+        self._saw_stop = self._life.late
         for hook in self._hooks:
             if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads
@@ -163,6 +166,7 @@ class MonitoredSession:
                 self._life.save = hook.save_soon
             if isinstance(hook, StopsEverybody):
                 hook.stop_everybody = self._life.stop_everybody
+                hook.checkpoint_dir = self._checkpoint_dir
         if not self._life.late:
             try:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
@@ -177,6 +181,9 @@ class MonitoredSession:
         self._coord.request_stop()
         self._life.close()
         self._session = None
+        for hook in self._hooks:
+            if isinstance(hook, GlobalStepHook) and isinstance(hook.writer, Rests):
+                hook.writer.rest()
         if not self._graph_was_final:
             self._graph.unsafe_unfinalize()
 
@@ -264,14 +271,18 @@ class MonitoredSession:
         return self.managed.raw
 
     def _step(self, once: Callable[[rt.Session], Any]) -> Any:
-        """Runs a step of the user's, which is an error after a stop."""
+        """Runs a step of the user's, which is an error after a stop that the user's loop could see.
 
-        def step(raw: rt.Session) -> Any:
-            if self._coord.should_stop():
-                raise RuntimeError("Run called even after should_stop requested.")
-            return once(raw)
-
-        return self.managed.run_again(step)
+        An order may come between the loop's look and its step: that step is run.
+        """
+        session = self.managed
+        if self._saw_stop:
+            self._coord.raise_requested_exception()
+            raise RuntimeError("Run called even after should_stop requested.")
+        try:
+            return session.run_again(once)
+        finally:
+            self._saw_stop = self._coord.should_stop()
 
     def _run_hooked(
         self,
@@ -317,11 +328,13 @@ class MonitoredSession:
 
     def should_stop(self) -> bool:
         """Whether training is to stop; true after the end."""
-        return self._session is None or self._coord.should_stop()
+        self._saw_stop = self._session is None or self._coord.should_stop()
+        return self._saw_stop
 
     def request_stop(self) -> None:
         """Asks training to stop."""
         self._coord.request_stop()
+        self._saw_stop = True
 
     # -- the end -----------------------------------------------------------------------------------------------
 

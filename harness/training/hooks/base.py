@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training.global_step import get_global_step
+
+if TYPE_CHECKING:
+    from harness.tensorboard.writer import FileWriter
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class GlobalStepHook(SessionRunHook):
     """Base of the hooks that fetch the global step with every step of training."""
 
     _step: rt.Tensor | rt.Variable
+    writer: FileWriter | None = None
+    """The writer of events, of a hook that writes some; a monitored session has it rest at the end."""
 
     def begin(self) -> None:
         """Finds the global step. Raises RuntimeError, naming the hook, when there is none."""
@@ -100,6 +105,14 @@ class GlobalStepHook(SessionRunHook):
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Asks for the global step."""
         return SessionRunArgs(self._step)
+
+
+@runtime_checkable
+class Rests(Protocol):
+    """A writer of events that a session leaves as it found it; one of another make need not."""
+
+    def rest(self) -> None:
+        """Closes the file until something is added."""
 
 
 @runtime_checkable
@@ -119,6 +132,8 @@ class StopsEverybody(Protocol):
 
     Attributes:
         stop_everybody: orders all who take part to stop, with a reason; a monitored session sets it.
+        checkpoint_dir: directory of the chief's checkpoints, or None; a monitored session sets it, too.
     """
 
     stop_everybody: Callable[[str], None]
+    checkpoint_dir: str | None

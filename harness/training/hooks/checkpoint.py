@@ -82,7 +82,7 @@ class CheckpointSaverHook(GlobalStepHook):
         self._listeners = list(listeners or ())
         self._save_graph_def = save_graph_def
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._writer: FileWriter | None = None
+        self.writer: FileWriter | None = None
         self._checkpoints: Checkpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
         """Asked before each save whether this chief still leads; a monitored session sets it."""
@@ -91,7 +91,7 @@ class CheckpointSaverHook(GlobalStepHook):
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         super().begin()
-        self._writer = writer_of(self._dir, None)
+        self.writer = writer_of(self._dir, None)
         for listener in self._listeners:
             listener.begin()
 
@@ -99,13 +99,13 @@ class CheckpointSaverHook(GlobalStepHook):
         """Saves what the session starts from."""
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(
-                self._get_saver(), self.save_path, self._step, self._writer, lambda: self.leads()
+                self._get_saver(), self.save_path, self._step, self.writer, lambda: self.leads()
             )
-            if self._save_graph_def and self._writer is not None:
+            if self._save_graph_def and self.writer is not None:
                 from harness.training.readiness import write_graph_text
 
                 write_graph_text(session.graph, self._dir)
-                self._writer.add_graph(session.graph)
+                self.writer.add_graph(session.graph)
         step = int(session.run(self._step))
         self._save(session, step)
         self._timer.update_last_triggered_step(step)

@@ -11,6 +11,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
+from harness.training.evaluations import Evaluation, Goal, added, standing
 from harness.training.hooks.base import (
     GlobalStepHook,
     SessionRunArgs,
@@ -20,6 +21,8 @@ from harness.training.hooks.base import (
 )
 
 _LOG_EVERY_SECS = 10.0
+_STATE = "early_stopping"
+"""Name of the values of a metric in a checkpoint."""
 
 
 class StopAtStepHook(GlobalStepHook):
@@ -53,24 +56,23 @@ class StopAtStepHook(GlobalStepHook):
 
 
 class EarlyStoppingHook(GlobalStepHook):
-    """Stops training on all workers when a metric gets no better. The chief's counts; others need none.
+    """A hook that stops training on all workers when a metric gets no better.
 
         harness.EarlyStoppingHook(lambda session: evaluate(session), patience=5, every_n_steps=500)
 
-    Args:
-        metric: the chief calls it with the session; it gives a number, such as the loss on a validation set. Or a
-            tensor of one number, fetched with a training step.
-        patience: training stops at the so manyth look in a row without an improvement.
-        every_n_steps: global steps between looks.
-        mode: whether "min" or "max" is best.
-        min_delta: less than this is no improvement.
+    The chief's hook decides; the other workers need none. The values since the best one are part of each checkpoint:
+    a chief that is started again continues to count. A value that is not finite is no better than any.
 
-    Attributes:
-        best: the best value so far; None before the first look.
-        best_step: the global step at which it was seen.
+    Args:
+        metric: The function that the chief calls with the session; it returns a number, such as the loss on a
+            validation set. Or a tensor of one number, fetched with a training step.
+        patience: The number of values in a row without an improvement after which training stops.
+        every_n_steps: Global steps between values.
+        mode: "min" or "max": the direction of an improvement.
+        min_delta: The least improvement that counts.
 
     Raises:
-        ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1.
+        ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1, or ``min_delta`` negative.
     """
 
     def __init__(
@@ -82,18 +84,58 @@ class EarlyStoppingHook(GlobalStepHook):
         mode: str = "min",
         min_delta: float = 0.0,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode is 'min' or 'max', not {mode!r}")
         if patience < 1 or every_n_steps < 1:
             raise ValueError(f"patience and every_n_steps are 1 at least, not {patience} and {every_n_steps}")
-        self._metric, self._patience, self._every = metric, patience, every_n_steps
-        self._sign, self._min_delta = (1.0 if mode == "max" else -1.0), min_delta
+        self._metric, self._every = metric, every_n_steps
+        self._goal = Goal("metric", mode, min_delta, patience)
+        self._seen: tuple[Evaluation, ...] = ()
+        self._next_step: int | None = None
         self.leads: Callable[[], bool] = lambda: True
         self.stop_everybody: Callable[[str], None] = lambda reason: None
-        self.best: float | None = None
-        self.best_step = 0
-        self._in_vain = 0
-        self._next_step: int | None = None
+        self.checkpoint_dir: str | None = None
+        """Directory with the values of an earlier process; a monitored session sets it."""
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far; None before the first finite one."""
+        best = standing(self._seen, self._goal).best
+        return None if best is None else best.metrics["metric"]
+
+    @property
+    def best_step(self) -> int:
+        """The global step of the best value; 0 before the first finite one."""
+        best = standing(self._seen, self._goal).best
+        return 0 if best is None else best.step
+
+    def begin(self) -> None:
+        """Finds the global step, and begins to count anew."""
+        super().begin()
+        self._seen, self._next_step = (), None
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """Continues with the values of the newest checkpoint, where this process has none."""
+        from harness.checkpoints import layout, manifest, states
+
+        states.checkpointable(_STATE, self._state, self._set_state, task=session.task)
+        if self._seen or self.checkpoint_dir is None:
+            return
+        newest = layout.latest_checkpoint(self.checkpoint_dir)
+        saved = None if newest is None else manifest.read_manifest(newest)
+        held = {} if saved is None else saved.states.get(session.task, {})
+        if _STATE in held:
+            self._set_state(states.decode(held[_STATE]))
+
+    def end(self, session: rt.Session) -> None:
+        """Takes the values out of the checkpoints of later runs of this process."""
+        from harness.checkpoints.states import forget_checkpointable
+
+        forget_checkpointable(_STATE, task=session.task)
+
+    def _state(self) -> list[list[float]]:
+        return [[e.step, e.metrics["metric"]] for e in self._seen]
+
+    def _set_state(self, state: list[list[float]]) -> None:
+        self._seen = tuple(Evaluation(int(step), 0.0, {"metric": value}) for step, value in state)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for the global step, and for a metric that is a tensor."""
@@ -108,14 +150,13 @@ class EarlyStoppingHook(GlobalStepHook):
         if not self.leads():
             return
         value = float(self._metric(run_context.session) if callable(self._metric) else run_values.results[1])
-        if self.best is None or self._sign * (value - self.best) > self._min_delta:
-            self.best, self.best_step, self._in_vain = value, step, 0
-            return
-        self._in_vain += 1
-        if self._in_vain >= self._patience:
-            text = "training stops early at step %d: nothing was better than %g at step %d, in %d looks since"
-            logging.info(text, step, self.best, self.best_step, self._in_vain)
-            self.stop_everybody(text % (step, self.best, self.best_step, self._in_vain))
+        seen = added(self._seen, Evaluation(step, 0.0, {"metric": value}))
+        found = standing(seen, self._goal)
+        # What came before the best value decides nothing any more.
+        self._seen = tuple(e for e in seen if found.best is None or e.step >= found.best.step)
+        if found.stop:
+            logging.info("training stops early at step %d: %s", step, found.stop)
+            self.stop_everybody(f"training stops early at step {step}: {found.stop}")
             run_context.request_stop()
 
 

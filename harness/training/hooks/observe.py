@@ -125,7 +125,7 @@ class StepCounterHook(GlobalStepHook):
     ) -> None:
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
         self._output_dir = output_dir
-        self._writer = summary_writer
+        self.writer = summary_writer
         self._counter: StepCounter | None = None
         self._last: int | None = None
         self._warnings = 0
@@ -134,8 +134,8 @@ class StepCounterHook(GlobalStepHook):
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         super().begin()
-        self._writer = writer_of(self._output_dir, self._writer)
-        self._counter = StepCounter(self._step.op.name, self._writer)
+        self.writer = writer_of(self._output_dir, self.writer)
+        self._counter = StepCounter(self._step.op.name, self.writer)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Writes a rate when it is time."""
@@ -205,7 +205,7 @@ class SummarySaverHook(GlobalStepHook):
             raise ValueError("Exactly one of scaffold or summary_op must be provided.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._output_dir = output_dir
-        self._writer = summary_writer
+        self.writer = summary_writer
         self._scaffold = scaffold
         self._summary_op = summary_op
         self._next: int | None = None
@@ -213,34 +213,34 @@ class SummarySaverHook(GlobalStepHook):
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
-        self._writer = writer_of(self._output_dir, self._writer)
-        if self._writer is None:
+        self.writer = writer_of(self._output_dir, self.writer)
+        if self.writer is None:
             logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
         super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for the summary when it is time; the first step is always summarised."""
         op = self._summary_op if self._scaffold is None else self._scaffold.summary_op
-        wanted = op is not None and self._writer is not None
+        wanted = op is not None and self.writer is not None
         self._requested = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
         return SessionRunArgs({"step": self._step, **({"summary": op} if self._requested else {})})
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Writes it."""
         step = int(run_values.results["step"])
-        if self._requested and self._writer is not None:
+        if self._requested and self.writer is not None:
             if self._next is None:
-                self._writer.add_session_log("START", step)
+                self.writer.add_session_log("START", step)
             self._timer.update_last_triggered_step(step)
             given = run_values.results["summary"]
             for summary in given if isinstance(given, list | tuple) else [given]:
-                self._writer.add_summary(summary, step)
+                self.writer.add_summary(summary, step)
         self._next = step + 1
 
     def end(self, session: rt.Session) -> None:
         """Writes what waits to be written."""
-        if self._writer is not None:
-            self._writer.flush()
+        if self.writer is not None:
+            self.writer.flush()
 
 
 class ProfilerHook(GlobalStepHook):
@@ -257,12 +257,12 @@ class ProfilerHook(GlobalStepHook):
         self._output_dir = output_dir
         self._next: int | None = None
         self._requested = False
-        self._writer: FileWriter | None = None
+        self.writer: FileWriter | None = None
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         super().begin()
-        self._writer = writer_of(self._output_dir or None, None)
+        self.writer = writer_of(self._output_dir or None, None)
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """The first step of a session compiles: it is not traced."""
@@ -290,6 +290,6 @@ class ProfilerHook(GlobalStepHook):
                 timeline.write(path, run_values.run_metadata)
             except OSError as error:  # no training depends on it
                 logging.error("the timeline is not written: %s", error)
-            if self._writer is not None:
-                self._writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
+            if self.writer is not None:
+                self.writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
         self._next = step + 1

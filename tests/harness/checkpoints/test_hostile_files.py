@@ -137,7 +137,7 @@ def test_files_of_json_that_are_none(saved: pathlib.Path, tmp_path: pathlib.Path
             harm(hostile[-1] / file)
     told = outcome(RESTORE, saved, *hostile).splitlines()
     for path, line in zip(hostile, told, strict=False):
-        assert line.startswith(("DataLossError ", "UnavailableError ")) and str(path) in line
+        assert line.startswith(("DataLossError ", "DiskAwayError ", "UnavailableError ")) and str(path) in line
 
 
 def test_a_tree_that_is_deeper_than_a_checkpoint(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -80,3 +80,12 @@ def test_a_session_that_prefetches_is_refused(cluster: InProcessCluster) -> None
         with rt.Session(cluster.target, config=rt.SessionConfig(prefetch=1)) as session:
             with pytest.raises(rt.InvalidArgumentError, match="leave SessionConfig.prefetch out"):
                 model.shards.open(session).__enter__()
+
+
+def test_counting_goes_inside_sync_replicas() -> None:
+    with rt.Graph().as_default():
+        harness.get_or_create_global_step()
+        shards = harness.DataShards(10, 1)
+        sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(1.0)), 1)
+        with pytest.raises(rt.InvalidArgumentError, match=r"make it SyncReplicas\(shards.counted\(optimizer\), ...\)"):
+            shards.counted(sync)

@@ -32,4 +32,5 @@ def test_the_chief_is_a_worker_with_a_number_of_its_own(
         gradients = optimizer.compute_gradients(loss)
         assert worker_of(gradients) == by_device and optimizer._number(gradients) == number
         optimizer.apply_gradients(gradients, global_step=step)
-        assert bool(graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)) == leads
+        (runner,) = graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
+        assert runner.leads == leads

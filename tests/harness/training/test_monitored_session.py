@@ -1,6 +1,7 @@
 """Monitored sessions: the order of hooks, what they add to a step, how training ends, what a lost task does."""
 
 import pathlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints.saver import latest_checkpoint
+from harness.tensorboard.writer import read_events
 from harness.training import lifecycle
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from tests.kit.losses import loss_of
@@ -378,3 +380,18 @@ def test_restored_models_skip_the_init_fn(tmp_path: pathlib.Path) -> None:
                 sess.run(more)
     assert called == [1]
     assert str(latest_checkpoint(str(tmp_path))).endswith("/2")
+
+
+def test_a_session_ends_what_writes_its_events(tmp_path: pathlib.Path) -> None:
+    """A directory that is removed between two runs of a process gets the events of the second."""
+    for _ in range(2):
+        with rt.Graph().as_default():
+            _, more = counting()
+            options: dict[str, Any] = {"save_summaries_steps": None, "log_step_count_steps": 1}
+            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **options) as session:
+                for _ in range(5):
+                    session.run(more)
+        (events,) = tmp_path.glob("events*")
+        assert any(value.tag == "global_step/sec" for e in read_events(str(events)) for value in e.summary.value)
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("events ")]
+        shutil.rmtree(tmp_path)

@@ -109,7 +109,7 @@ def test_alone_it_stops_itself() -> None:
 
 
 def test_a_hook_that_makes_no_sense_is_named() -> None:
-    for options, text in (({"mode": "up"}, "'min' or 'max', not 'up'"), ({"every_n_steps": 0}, "1 at least")):
+    for options, text in (({"mode": "up"}, "'max' or 'min', not 'up'"), ({"every_n_steps": 0}, "1 at least")):
         with pytest.raises(ValueError, match=text):
             harness.EarlyStoppingHook(lambda _: 0.0, patience=1, **options)  # type: ignore[arg-type]
 
@@ -125,3 +125,40 @@ def test_a_tensor_is_a_metric_too() -> None:
             while not session.should_stop():
                 steps = int(session.run(more))
     assert (hook.best, hook.best_step, steps) == (1.0, 4, 6)
+
+
+def looks(values: list[float], **options: object) -> tuple[harness.EarlyStoppingHook, int]:
+    """Trains until early stopping, or until there are no values; returns the hook, and the steps of this process."""
+    given = iter(values)
+    directory = options.pop("checkpoint_dir", None)
+    with rt.Graph().as_default():
+        more = harness.get_or_create_global_step().assign_add(1)
+        hook = options.pop("hook", None) or harness.EarlyStoppingHook(
+            lambda _: next(given), patience=3, every_n_steps=1
+        )
+        assert isinstance(hook, harness.EarlyStoppingHook)
+        hook._metric = lambda _: next(given)
+        steps = 0
+        with harness.MonitoredTrainingSession(checkpoint_dir=directory, hooks=[hook]) as session:  # type: ignore[arg-type]
+            while not session.should_stop() and steps < len(values):
+                session.run(more)
+                steps += 1
+    return hook, steps
+
+
+def test_a_first_value_that_is_nan_is_no_best() -> None:
+    hook, steps = looks([float("nan"), 9.0, 8.0, 7.0, 6.0, 5.0])
+    assert (hook.best, steps) == (5.0, 6)
+
+
+def test_patience_outlives_the_process_of_the_chief(tmp_path: pathlib.Path) -> None:
+    assert looks([1.0, 2.0, 3.0], checkpoint_dir=str(tmp_path))[1] == 3
+    hook, steps = looks([2.9, 2.8, 2.7], checkpoint_dir=str(tmp_path))
+    assert (hook.best, hook.best_step, steps) == (1.0, 1, 1)
+
+
+def test_a_hook_begins_anew_in_another_run() -> None:
+    hook, steps = looks([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert steps == 4
+    again, steps = looks([8.0, 9.0, 7.0], hook=hook)
+    assert (again.best, steps) == (7.0, 3)
