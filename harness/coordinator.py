@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from runtime import CancelledError, OutOfRangeError
+from runtime import CancelledError, OutOfRangeError, Session
 
 _log = logging.getLogger(__name__)
 
@@ -227,6 +228,16 @@ def while_open(session: object) -> Iterator[None]:
         if not getattr(session, "closed", False):
             raise
         _log.info("the session was closed, a service has nothing left to do: %s", error)
+
+
+def underlying(session: Any) -> Session:
+    """Returns the session underneath one that recovers or has hooks; of any other session, the session itself.
+
+    Args:
+        session: A session, a ``ManagedSession`` or a ``MonitoredSession``.
+    """
+    found: Session = getattr(session, "raw", session)
+    return found
 
 
 class LooperThread(threading.Thread):

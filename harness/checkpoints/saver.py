@@ -29,7 +29,7 @@ from harness.checkpoints.reader import (
 )
 from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
-from harness.training.managed_session import underlying
+from harness.coordinator import underlying
 from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
 from runtime.lowlevel import ArraySlice, storage
 from runtime.lowlevel import metrics as process_metrics

@@ -10,9 +10,9 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
+from harness.coordinator import Coordinator, underlying
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
-from harness.training.managed_session import is_chief, underlying
+from harness.training.managed_session import is_chief
 
 _RETRY_SECS = 0.5
 _RELEASE_SECS = 2.0

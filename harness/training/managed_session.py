@@ -364,16 +364,6 @@ def is_chief(session: rt.Session, default: bool) -> bool:
     return default if found is None else bool(found)
 
 
-def underlying(session: Any) -> rt.Session:
-    """Returns the session underneath one that recovers or has hooks; of any other session, the session itself.
-
-    Args:
-        session: A session, a ``ManagedSession`` or a ``MonitoredSession``.
-    """
-    found: rt.Session = getattr(session, "raw", session)
-    return found
-
-
 def _alike(one: Any, other: Any) -> bool:
     """Whether two fetches are the same elements in the same structure; cheap, it runs with every step."""
     if one is other:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed, underlying
 from harness.training.global_step import get_global_step
 from harness.training.hooks.base import (
     FollowsLeader,
@@ -33,7 +33,7 @@ from harness.training.hooks.base import (
 from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.lifecycle import Lifecycle
-from harness.training.managed_session import ManagedSession, Recoveries, underlying
+from harness.training.managed_session import ManagedSession, Recoveries
 from harness.training.preemption import shielded
 from harness.training.scaffold import (
     ChiefSessionCreator,

@@ -11,8 +11,7 @@ from typing import Protocol
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
-from harness.training.managed_session import underlying
+from harness.coordinator import Coordinator, underlying
 
 
 class ClosableQueue(Protocol):

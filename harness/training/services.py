@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, LooperThread, while_open
+from harness.coordinator import Coordinator, LooperThread, underlying, while_open
 from harness.training.global_step import GlobalStep
-from harness.training.managed_session import ManagedSession, underlying
+from harness.training.managed_session import ManagedSession
 from harness.training.readiness import CheckpointSaver, Element
 from harness.training.session_manager import LOST_CONTACT
 

@@ -7,8 +7,8 @@ import pytest
 
 import runtime as rt
 from harness import CheckpointSaverHook, ManagedSession, Saver, SessionManager, SessionRunHook, Supervisor
+from harness.coordinator import underlying
 from harness.training.hooks.base import FollowsLeader
-from harness.training.managed_session import underlying
 from harness.training.services import BackgroundSaver, ComparingSaver
 from harness.training.session_manager import DirectorySaver
 from tests.kit.losses import loss_of
