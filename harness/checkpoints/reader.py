@@ -80,7 +80,6 @@ class CheckpointReader:
             if not entry["value_metadata"].get("skip_deserialize")
             and entry["value_metadata"].get("value_type") not in ("None", "string", "Dict", "List")
         ]
-        storage.try_out(self.item, [".".join(path) for path in paths], ocdbt=self.ocdbt, zarr3=self.zarr3)
         for path in paths:
             key = ".".join(path)
             stored = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)

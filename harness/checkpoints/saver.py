@@ -305,13 +305,14 @@ class Saver:
         pairs = names.match(reader, saved, partial=partial or self._partial)
         slices = names.restore_slices(sess, saved, pairs)
         manifest = reader.manifest
+        stream = self._stream or manifest is None  # tasks read what tasks have written, and nothing else
         check = None
         if manifest is not None and verify and storage.is_local(path):
             problems = quick_problems(path, manifest)
             if problems:
                 raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
             tasks = list(dict.fromkeys(s.task for s in slices))
-            if self._stream:
+            if stream:
                 check = functools.partial(wrong_files, path, manifest.files)
             else:
                 check = functools.partial(sess.checkpoint_coordinator.verify, tasks, path, manifest.files)
@@ -322,7 +323,7 @@ class Saver:
                     reader.item,
                     ocdbt=reader.ocdbt,
                     zarr3=reader.zarr3,
-                    stream=self._stream,
+                    stream=stream,
                     check=check,
                     origin=manifest.snapshot if manifest is not None else 0,
                 )

@@ -260,9 +260,10 @@ class CheckpointCoordinator:
         Args:
             slices: what to restore.
             directory: of the arrays, shared by all tasks.
-            ocdbt: whether they lie in an OCDBT store.
-            zarr3: whether they are of zarr's third version.
-            stream: the tasks do not share the directory: this process reads it and sends them what they need.
+            ocdbt: with ``stream``: whether they lie in an OCDBT store.
+            zarr3: with ``stream``: whether they are of zarr's third version.
+            stream: this process reads the arrays and sends the tasks what they need: the tasks do not share the
+                directory, or another program has written it, whose arrays may be packed.
             check: called first, reads the files as a whole; when it gives problems, no variable changes.
             origin: ``Snapshot.job`` of the save; 0 when it is not known. See ``changed``.
 
@@ -283,9 +284,7 @@ class CheckpointCoordinator:
         def read(task: str) -> int:
             messages = _messages(held[task])
             if not stream:
-                order = Order.Read(
-                    job=job, slices=messages, directory=directory, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped
-                )
+                order = Order.Read(job=job, slices=messages, directory=directory, ocdbt=True, mapped=mapped)
                 return self._request(task, Order(read=order), under, None).read
             with served, contextlib.closing(self._stream(task)) as way:
                 self._request(task, Order(receive=Order.Receive(job=job, slices=messages)), under)

@@ -511,11 +511,10 @@ class CheckpointParticipant:
     def _read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> int:
         self.roots.check(order.directory)
         self._check_there(order.directory)
-        keys = [file_below(order.directory, s.key) for s in order.slices]
-        if storage.is_local(order.directory):
-            for path in [order.directory] if order.ocdbt else keys:
-                if storage.has_arrays(path, ocdbt=order.ocdbt):  # else nothing in there is read
-                    self.roots.check_tree(path)
+        for stored in order.slices:
+            file_below(order.directory, stored.key)
+        if storage.is_local(order.directory) and storage.has_arrays(order.directory):  # else nothing in there is read
+            self.roots.check_tree(order.directory)
         job = self._begin(order.job, Job(sender, [VariableSlice.from_proto(s) for s in order.slices]))
         with self._worked_on(job, cancelled, "reading a checkpoint"):
             if job.arrays:  # an earlier try of the same order has read them
@@ -524,8 +523,9 @@ class CheckpointParticipant:
             arrays = storage.read_each(
                 order.directory,
                 [s.stored for s in job.slices],
-                ocdbt=order.ocdbt,
-                zarr3=order.zarr3,
+                ocdbt=True,
+                zarr3=False,
+                only_plain=True,
                 mapped=order.mapped,
                 cancelled=job.ended.is_set,
             )

@@ -34,10 +34,10 @@ from runtime.checkpoint.durability import (
 )
 from runtime.checkpoint.pacing import Pace, step_aside
 from runtime.checkpoint.string_arrays import decode_strings, encode_strings
-from runtime.checkpoint.trial import read_apart
 from runtime.errors import (
     DataLossError,
     DiskFullError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     OpError,
@@ -58,11 +58,6 @@ READS_IN_FLIGHT = 4
 CHUNK_TIMES = 4
 CHUNK_BYTES = 64 << 20
 """A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
-TRIALS_KEPT = 1 << 16
-"""Of how many arrays it is remembered that they could be read."""
-_Tried = tuple[str, str, bool, tuple[int, ...]]
-"""Directory, key, whether its values were read, and what the file that describes it was like."""
-_tried: dict[_Tried, None] = {}
 _MANIFEST_MAGIC = bytes.fromhex("0cdb3a2a")
 _NODE_MAGIC = bytes.fromhex("0cdb20de")
 _MANIFEST_BYTES = 1 << 20
@@ -79,6 +74,7 @@ _STORE_FILE = "manifest.ocdbt"
 """What is in every OCDBT store, and only there."""
 _ARRAY_FILES = (".zarray", "zarr.json")
 """One of these is in every zarr array that lies in files of its own."""
+_PACKED = "{} is packed, so no task reads it: Saver(transfer='stream') reads it and sends the values"
 _TS_THREADS = "ts_pool_worker"
 """What tensorstore's threads are called."""
 
@@ -132,7 +128,7 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
                 "max_inline_value_bytes": 1024,
                 "max_decoded_node_bytes": 100_000_000,
                 "manifest_kind": "single",
-                "compression": None,  # so nothing in the store is larger than on disk: it needs no trial
+                "compression": None,  # so nothing in the store is larger than on disk, and tasks read it
             },
             assume_config=True,  # nobody else writes into this store
             target_data_file_size=2**31 if isinstance(base, dict) else 400 << 20,
@@ -333,10 +329,9 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         raise write_error(directory, error) from error
 
 
-def has_arrays(path: str, *, ocdbt: bool) -> bool:
-    """Whether a local directory is an OCDBT store, or else a zarr array, as far as the names of its files tell."""
-    marks = (_STORE_FILE,) if ocdbt else _ARRAY_FILES
-    return any(os.path.lexists(os.path.join(path, mark)) for mark in marks)
+def has_arrays(path: str) -> bool:
+    """Returns True if a local directory is an OCDBT store, as far as the names of its files tell."""
+    return os.path.lexists(os.path.join(path, _STORE_FILE))
 
 
 def is_store(directory: str) -> bool:
@@ -462,49 +457,6 @@ def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
             )
 
 
-def try_out(directory: str, wanted: Iterable[ArraySlice | str], *, ocdbt: bool, zarr3: bool) -> None:
-    """Has arrays that may unpack to more than they say read by another process first, once for each.
-
-    Args:
-        directory: of the store.
-        wanted: arrays that are about to be read, or the keys of those that are about to be opened.
-        ocdbt: as in ``read_each``.
-        zarr3: as in ``read_each``.
-
-    Raises:
-        DataLossError: they do.
-    """
-    if is_local(directory) and not (ocdbt and _is_plain(directory)):
-        _try_out(directory, wanted, ocdbt, zarr3)
-
-
-def _try_out(directory: str, wanted: Iterable[ArraySlice | str], ocdbt: bool, zarr3: bool) -> None:
-    fresh: dict[_Tried, int] = {}
-    for one in wanted:
-        key, size = (one, 0) if isinstance(one, str) else (one.key, math.prod(one.full_shape) * one.dtype.itemsize)
-        about = (directory, key, not isinstance(one, str), _signature(directory, key, ocdbt))
-        if about not in _tried:
-            _check_metadata(directory, key, ocdbt=ocdbt)
-            fresh[about] = size
-    for values in (False, True):
-        some = {key: size for (_, key, read, _), size in fresh.items() if read is values}
-        if some:
-            specs = [_read_spec(directory, key, ocdbt, zarr3) for key in some]
-            read_apart(specs, max(some.values()), directory, values=values)
-    _tried.update(dict.fromkeys(fresh))
-    while len(_tried) > TRIALS_KEPT:
-        _tried.pop(next(iter(_tried)), None)
-
-
-def _signature(directory: str, key: str, ocdbt: bool) -> tuple[int, ...]:
-    """Tells what lies at a place now from what may lie there later."""
-    for name in (_STORE_FILE,) if ocdbt else (os.path.join(key, file) for file in _ARRAY_FILES):
-        with contextlib.suppress(OSError):
-            about = os.stat(os.path.join(directory, name))
-            return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-    return ()
-
-
 def _is_plain(directory: str) -> bool:
     """Whether nothing of a local OCDBT store's index is compressed: its manifest, and the one node that it has.
 
@@ -628,7 +580,6 @@ def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> ArraySlic
     """An array as it lies on disk, in the parts in which it is read; arguments and errors as in ``read_arrays``."""
     import tensorstore as ts
 
-    try_out(directory, [key], ocdbt=ocdbt, zarr3=zarr3)
     store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
     whole = ArraySlice.whole(key, tuple(store.shape), store.dtype.numpy_dtype)
     return replace(whole, chunk=tuple(store.chunk_layout.read_chunk.shape or store.shape))
@@ -640,6 +591,7 @@ def read_each(
     *,
     ocdbt: bool,
     zarr3: bool,
+    only_plain: bool = False,
     mapped: bool = False,
     cancelled: Callable[[], bool] = _never,
     at_once: int = READS_IN_FLIGHT,
@@ -653,6 +605,8 @@ def read_each(
         wanted: what to read; ``shape`` and ``dtype`` are compared with the file.
         ocdbt: whether the arrays lie in an OCDBT store, or in files of their own.
         zarr3: whether they are of zarr's third version.
+        only_plain: refuse what is packed. Tensorstore unpacks an index, or a chunk, as a whole, and ends the process
+            where there is no memory for that.
         mapped: map files into memory instead of copying them twice. A file that the disk cannot give kills the process
             then, so it is for files that have just been read as a whole.
         cancelled: asked before each array; when true, reading ends.
@@ -662,17 +616,13 @@ def read_each(
         DataLossError: an array is damaged or a part of it is missing; names it.
         NotFoundError: an array is not there.
         InvalidArgumentError: it has another shape or dtype.
+        FailedPreconditionError: it is packed, and only plain ones are wanted.
     """
     import tensorstore as ts
 
     context = _context(ts, mapped=mapped and is_local(directory))
-    plain = not is_local(directory) or (ocdbt and _is_plain(directory))
-    if not plain:
-        wanted = list(wanted)
-        try_out(directory, dict.fromkeys(placed.key for placed in wanted), ocdbt=ocdbt, zarr3=zarr3)
-        for placed in wanted:  # no more is read apart than what is wanted, whatever an array is said to be
-            _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
-        try_out(directory, wanted, ocdbt=ocdbt, zarr3=zarr3)
+    if only_plain and is_local(directory) and not (ocdbt and _is_plain(directory)):
+        raise FailedPreconditionError(_PACKED.format(directory))
     reads: deque[tuple[ArraySlice, Array, Any]] = deque()
 
     def finish() -> Array:
@@ -690,8 +640,8 @@ def read_each(
         if cancelled():
             break
         store = _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
-        if plain and is_local(directory) and _is_packed(store):
-            _try_out(directory, [placed], ocdbt, zarr3)
+        if only_plain and _is_packed(store):
+            raise FailedPreconditionError(_PACKED.format(f"{placed.key!r} in {directory}"))
         try:
             array = aligned(placed.shape, placed.dtype)
         except MemoryError:
@@ -735,7 +685,6 @@ __all__ = [
     "small_text",
     "sync",
     "sync_tree",
-    "try_out",
     "write_arrays",
     "write_error",
     "write_store",

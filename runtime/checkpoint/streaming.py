@@ -179,7 +179,6 @@ def send(
         Bytes sent.
     """
     total = 0
-    storage.try_out(directory, [s.stored for s in slices], ocdbt=ocdbt, zarr3=zarr3)
     for index, s in enumerate(slices):
         chunk = storage.describe(directory, s.array.key, ocdbt=ocdbt, zarr3=zarr3).chunk
         blocks = replace(s.stored, chunk=chunk).blocks(READ_BYTES)

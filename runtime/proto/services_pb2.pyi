@@ -675,12 +675,11 @@ class CheckpointOrder(_message.Message):
         SLICES_FIELD_NUMBER: _builtins.int
         DIRECTORY_FIELD_NUMBER: _builtins.int
         OCDBT_FIELD_NUMBER: _builtins.int
-        ZARR3_FIELD_NUMBER: _builtins.int
         MAPPED_FIELD_NUMBER: _builtins.int
         job: _builtins.int
         directory: _builtins.str
         ocdbt: _builtins.bool
-        zarr3: _builtins.bool
+        """always: tasks read no other stores since 0.2"""
         mapped: _builtins.bool
         """the files have just been read as a whole, so map them into memory"""
         @_builtins.property
@@ -692,12 +691,11 @@ class CheckpointOrder(_message.Message):
             slices: _abc.Iterable[Global___SliceDef] | None = ...,
             directory: _builtins.str = ...,
             ocdbt: _builtins.bool = ...,
-            zarr3: _builtins.bool = ...,
             mapped: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "mapped", b"mapped", "ocdbt", b"ocdbt", "slices", b"slices", "zarr3", b"zarr3"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "mapped", b"mapped", "ocdbt", b"ocdbt", "slices", b"slices"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

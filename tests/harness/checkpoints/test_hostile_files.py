@@ -19,7 +19,6 @@ from tensorboardX.record_writer import masked_crc32c
 import harness
 import runtime as rt
 from harness.checkpoints.manifest import FILE_NAME
-from runtime.checkpoint import storage
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.disk
@@ -182,26 +181,6 @@ ARRAY = {
 }
 
 
-PACKED = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}
-"""Of the compressions that tensorstore knows, it unpacks this one as a whole, however long it gets."""
-PACK = f"""
-import sys
-import numpy as np, tensorstore as ts
-about = {{"shape": [700 << 20], "chunks": [700 << 20], "dtype": "|u1", "compressor": {PACKED}}}
-spec = {{"driver": "zarr", "kvstore": {{"driver": "file", "path": sys.argv[1]}}, "metadata": about}}
-store = ts.open(spec, create=True).result()
-store.write(np.zeros(700 << 20, np.uint8)).result()
-"""
-
-
-@pytest.fixture(scope="module")
-def packed_zeros(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What unpacks to 700 MiB; made by a process of its own, which takes as much."""
-    directory = tmp_path_factory.mktemp("packed") / "array"
-    subprocess.run([sys.executable, "-c", PACK, str(directory)], check=True)
-    return (directory / "0").read_bytes()
-
-
 def store_with(item: pathlib.Path, values: dict[str, bytes], *, packed_index: bool) -> None:
     """An OCDBT store with these values, as another program may write it."""
     config = {"max_inline_value_bytes": 1 << 20, "max_decoded_node_bytes": (1 << 31) - 1}
@@ -214,44 +193,6 @@ def store_with(item: pathlib.Path, values: dict[str, bytes], *, packed_index: bo
     for key, value in values.items():
         writing.write(key, value)
     transaction.commit_async().result()
-
-
-def _packed_chunk(item: pathlib.Path, packed: bytes) -> None:
-    (item / "v").mkdir()
-    (item / "v" / ".zarray").write_text(json.dumps({**ARRAY, "compressor": PACKED}))
-    (item / "v" / "0").write_bytes(packed)
-
-
-def _packed_chunk_in_a_plain_store(item: pathlib.Path, packed: bytes) -> None:
-    about = json.dumps({**ARRAY, "compressor": PACKED}).encode()
-    store_with(item, {"v/.zarray": about, "v/0": packed}, packed_index=False)
-
-
-def _hole_for_a_chunk(item: pathlib.Path, packed: bytes) -> None:
-    (item / "v").mkdir()
-    (item / "v" / ".zarray").write_text(json.dumps({**ARRAY, "compressor": None}))
-    sparse(item / "v" / "0", 2 << 30)
-
-
-def _packed_index(item: pathlib.Path, packed: bytes) -> None:
-    about = json.dumps({**ARRAY, "compressor": None}).encode()
-    many = {f"w/{n}": bytes(1 << 20) for n in range(700)}
-    store_with(item, {"v/.zarray": about, "v/0": bytes(2000), **many}, packed_index=True)
-
-
-BOMBS = (_packed_chunk, _packed_chunk_in_a_plain_store, _hole_for_a_chunk, _packed_index)
-
-
-@pytest.mark.chaos
-def test_what_unpacks_to_more_than_it_says(saved: pathlib.Path, tmp_path: pathlib.Path, packed_zeros: bytes) -> None:
-    hostile = [foreign(saved, tmp_path / f"{n}" / "1") for n in range(len(BOMBS))]
-    for path, bomb in zip(hostile, BOMBS, strict=True):
-        bomb(path / "default", packed_zeros)
-        assert sum(p.stat().st_blocks << 9 for p in path.rglob("*")) < 8 << 20  # it is small
-    told = outcome(RESTORE, saved, *hostile, most=300 << 20).splitlines()
-    for path, line in zip(hostile, told, strict=False):
-        assert line.startswith("DataLossError ") and str(path) in line
-        assert "bytes of memory, in a process of its own" in line
 
 
 def test_files_that_dwarf_the_arrays(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -273,20 +214,6 @@ def test_what_others_have_packed_is_read(saved: pathlib.Path, tmp_path: pathlib.
                 v = rt.Variable(np.zeros(500, np.float32), name="v")
                 harness.Saver(transfer=transfer).restore(sess, str(path))
                 assert sess.run(v).tolist() == values.tolist()
-
-
-def test_what_we_have_written_is_not_packed_and_needs_no_trial(
-    saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("it was tried out")
-
-    monkeypatch.setattr(storage, "read_apart", never)
-    with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
-        rt.Variable(np.ones(500, np.float32), name="v")
-        for transfer in ("shared", "stream"):
-            harness.Saver(transfer=transfer).restore(sess, str(saved))
-    assert harness.load_checkpoint(str(saved)).get_tensor("v").tolist() == [0.0] * 500
 
 
 def record(data: bytes) -> bytes:

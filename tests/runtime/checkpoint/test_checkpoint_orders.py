@@ -1,5 +1,6 @@
 """Orders about checkpoints from somebody who can connect: they stay below the root, and mean files of checkpoints."""
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -7,10 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import harness
 import runtime as rt
@@ -25,6 +28,7 @@ from tests.runtime.stranger import Stranger, refused, slice_of, stranger
 ORDER = pb.CheckpointOrder
 DENIED, INVALID = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
 EXISTS, LOST = grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.DATA_LOSS
+UNMET = grpc.StatusCode.FAILED_PRECONDITION
 VALUE = np.arange(6, dtype=np.float32)
 
 
@@ -63,8 +67,8 @@ def write(they: Stranger, directory: object, process_id: str = "1ps0") -> None:
     they.order(write=ORDER.Write(job=job, directory=str(directory), process_id=process_id))
 
 
-def read(they: Stranger, directory: object, *, ocdbt: bool = True) -> None:
-    order = ORDER.Read(job=99, directory=str(directory), slices=[slice_of("w", VALUE)], ocdbt=ocdbt)
+def read(they: Stranger, directory: object) -> None:
+    order = ORDER.Read(job=99, directory=str(directory), slices=[slice_of("w", VALUE)])
     they.order(read=order)
 
 
@@ -222,7 +226,7 @@ def test_no_order_has_a_task_ask_other_servers(root: pathlib.Path, rooted: bool)
             host = f"127.0.0.1:{asked.getsockname()[1]}"
             for url in (f"http://{host}/a/", f"https://{host}/a/", "memory://a/", f"file://{root}/", "gs://b/x|http:"):
                 with refused(INVALID, url):
-                    read(they, url, ocdbt=False)
+                    read(they, url)
                 with refused(INVALID, url):
                     they.verify(url, "a", b"")
             with pytest.raises(BlockingIOError):
@@ -274,10 +278,25 @@ def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) ->
         (root / "zero").symlink_to("/dev/zero")
         assert they.verify(root, "file", b"1") == []
         assert they.verify(root, "zero", b"") == ["zero: is not a regular file"]
-        (root / "w").mkdir()
-        (root / "w" / ".zarray").symlink_to("/dev/zero")
-        with refused(LOST, "w/.zarray is not a regular file"):
-            read(they, root, ocdbt=False)
+        (root / "manifest.ocdbt").symlink_to("/dev/zero")
+        with refused(LOST, "manifest.ocdbt is not a regular file"):
+            read(they, root)
+
+
+@pytest.mark.parametrize("packed", ["nothing", "the index", "a chunk"])
+def test_a_task_reads_nothing_that_is_packed(they: Stranger, root: pathlib.Path, packed: str) -> None:
+    about: dict[str, Any] = {"shape": [VALUE.size], "chunks": [VALUE.size], "compressor": {"id": "zlib", "level": 1}}
+    base = {"driver": "file", "path": f"{root}/"}
+    store: dict[str, Any] = {"driver": "ocdbt", "base": base, "config": {"compression": None}}
+    if packed == "the index":
+        del store["config"]
+    if packed != "a chunk":
+        about["compressor"] = None
+    spec = {"driver": "zarr", "dtype": VALUE.dtype.name, "kvstore": {**store, "path": "w/"}, "metadata": about}
+    ts.open(spec, create=True).result().write(VALUE).result()
+    as_it_should = contextlib.nullcontext() if packed == "nothing" else refused(UNMET, "is packed", "stream")
+    with as_it_should:
+        read(they, root)
 
 
 SERVE = """
