@@ -114,7 +114,8 @@ class CA:
             names: host names and addresses, one at least.
             end: until when it holds; not longer than the CA itself.
             begin: since when; an hour ago by default.
-            role: ``bellwether://RUN/ROLE/JOB/INDEX``; who has none may order everything, who is no task serves nobody.
+            role: ``bellwether://RUN/ROLE/JOB/INDEX``. Without a role the holder may order everything. With one the
+                certificate has a DNS name too for each task that the holder may serve as, for which clients look.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
@@ -126,7 +127,12 @@ class CA:
         if not set(role.split("/")[3:4]) & set(CLIENTS):
             sides.append(ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.ExtendedKeyUsage(sides), critical=False)
-        general = [*map(_general, names), *([x509.UniformResourceIdentifier(role)] if role else [])]
+        general = list(map(_general, names))
+        if role:
+            # Not at the top: the runtime takes a second to import, and certificates without a role need nothing of it.
+            from runtime.lowlevel import server_names
+
+            general += [*map(x509.DNSName, server_names(role)), x509.UniformResourceIdentifier(role)]
         builder = builder.add_extension(x509.SubjectAlternativeName(general), critical=False)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = builder.add_extension(signer, critical=False)

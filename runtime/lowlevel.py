@@ -36,6 +36,7 @@ from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
+from runtime.transport.roles import server_names
 from runtime.transport.token_files import check_only_ours, make_private_directory
 from runtime.transport.versions import version
 
@@ -82,6 +83,7 @@ __all__ = [
     "printable",
     "python_call",
     "register_state",
+    "server_names",
     "sizes_are_guesses",
     "storage",
     "subgraph",

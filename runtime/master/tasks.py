@@ -217,15 +217,13 @@ class RemoteTask:
         given = in_force(security, os.environ)
         self._channel = rpc.open_channel(address, given, name)
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
-        certificates = given.tls() if given else None
         self.peer = Peer(
             name,
             self._resolve,
             client,
             lambda timeout: find_token(address, given, timeout),
             options=options,
-            tls=None if certificates is None else certificates.client_context,
-            own=lambda: () if certificates is None else certificates.current.names,
+            certificates=given.tls() if given else None,
         )
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:

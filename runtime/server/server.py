@@ -199,8 +199,8 @@ class Server:
         self._grpc = grpc.server(
             CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
             interceptors=[
-                *([] if check is None else [check]),
                 rpc.VersionCheck(str(self.task)),
+                *([] if check is None else [check]),
                 CallControl(
                     str(self.task), self._own, self.certificates is not None, check, self._pools, self._audit, refusals
                 ),
@@ -211,7 +211,7 @@ class Server:
         wait_for_port(self.listens_on, port, self.task, spec, self.security)
         bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
         if check is not None:
-            check.port = bound
+            check.addresses = [join_address(name, bound) for name in (host, *self.listens_on)]
         self._tokens = [] if self._key is None or not local else leave_token(self._key, self.listens_on, bound)
         self.address = join_address(host, bound)
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
@@ -385,8 +385,9 @@ class Server:
         if self.certificates is None:
             return ANYBODY
         try:
-            own = identity_of(self.certificates.current.names)
-            roles.check_serves(own, str(self.task))
+            names = self.certificates.current.names
+            own = identity_of(names)
+            roles.check_serves(names, str(self.task))
         except PermissionDeniedError as error:
             text = f"{self.certificates.pair.certificate} is not for this server: {error.message}"
             raise PermissionDeniedError(text, task=str(self.task)) from None

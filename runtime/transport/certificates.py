@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from absl import logging
 
-from runtime.errors import UnauthenticatedError
-from runtime.transport import token_files
+from runtime.errors import PermissionDeniedError, UnauthenticatedError
+from runtime.transport import roles, token_files
 
 AUTHORITIES: Final = ("ca.pem", "ca.crt", "svid_bundle.pem", "bundle.0.pem", "bundle.pem")
 """Names that the file with the certificates of the CA may have: ours, cert-manager's and SPIFFE's."""
@@ -36,7 +36,7 @@ _NEAR_END_SHARE: Final = 0.1
 _TELL_AGAIN_SECS: Final = 3600.0
 
 Context = Callable[[], ssl.SSLContext]
-"""Gives the context for a connection that is about to be made."""
+"""Returns the context for a connection that is about to be made."""
 _Signature = tuple[tuple[int, int, int], ...]
 
 
@@ -60,6 +60,7 @@ class Credential:
         names: that it has, its role among them.
         server: context of the side that accepts.
         client: context of the side that connects.
+        spectator: The same for a look at a server that takes any name in its certificate.
     """
 
     certificate: bytes
@@ -70,6 +71,7 @@ class Credential:
     names: tuple[str, ...]
     server: ssl.SSLContext
     client: ssl.SSLContext
+    spectator: ssl.SSLContext
 
 
 class Certificates:
@@ -138,6 +140,14 @@ class Certificates:
                 "machine right?"
             )
 
+    def name_of(self, task: str) -> str:
+        """Returns the name that the certificate of a task must have; empty where the name of its host will do.
+
+        Args:
+            task: such as "/job:ps/task:0"; empty where it may be any.
+        """
+        return roles.server_name(self.current.names, task)
+
     def left_secs(self) -> float:
         """Seconds until the certificate ends; below 0 when it has."""
         return self.current.end - time.time()
@@ -178,6 +188,8 @@ class Certificates:
                     if self._signature() == before:
                         return credential
             return self._read()
+        except PermissionDeniedError as error:
+            raise UnauthenticatedError(f"{self.pair.certificate} is not safe there: {error.message}") from None
         except (OSError, ValueError) as error:  # ssl.SSLError is one
             reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error
             raise UnauthenticatedError(
@@ -186,10 +198,12 @@ class Certificates:
             ) from None
 
     def _read(self) -> Credential:
+        for path in (self._directory, self._authorities, *self.pair):
+            token_files.check_only_ours(path)
         key = _private(self.pair.key)
         certificate, authorities = self.pair.certificate.read_bytes(), self._authorities.read_bytes()
         contexts = []
-        for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_CLIENT):
             context = ssl.SSLContext(protocol)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.verify_mode = ssl.CERT_REQUIRED
@@ -199,7 +213,9 @@ class Certificates:
             contexts.append(context)
         # Tickets would lie unread in the sockets of clients, which then reset their connections when they close them.
         contexts[0].num_tickets = 0
-        contexts[1].set_alpn_protocols(["h2"])  # gRPC hangs up on who does not ask for it; tensors are the same to it
+        for client in contexts[1:]:  # gRPC hangs up on a client that does not ask for it
+            client.set_alpn_protocols(["h2"])
+        contexts[2].check_hostname = False
         begin, end, names = _about(certificate)
         return Credential(certificate, key, authorities, begin, end, names, *contexts)
 

@@ -1,7 +1,7 @@
-"""Looks at the control plane of a task by connections of our own, because gRPC tells little of those that it makes.
+"""Says why a task that listens cannot be reached, by a look after a connection has failed.
 
-Why a task that listens cannot be reached: one side speaks TLS and the other does not, or refuses a certificate. And
-which certificate it shows.
+gRPC says little of connections that fail: one side speaks TLS and the other does not, a certificate is refused, or
+another task answers. Both planes look here then, by a connection of their own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from runtime.cluster.spec import split_address
-from runtime.errors import InvalidArgumentError, UnauthenticatedError
-from runtime.transport import addresses, http_proxy, security
+from runtime.errors import (
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from runtime.limits import VARIABLE
+from runtime.transport import addresses, http_proxy, roles, security
 from runtime.transport.certificates import Certificates, shown_names
 
 LOOK_SECS: Final = 1.0
@@ -23,22 +30,23 @@ LOOK_SECS: Final = 1.0
 _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How a client of HTTP/2 begins (RFC 9113, 3.4): a server answers it, or does not take the client."""
 _LOOKS: Final = 2
+NO_ROOM: Final = (
+    "it hangs up at once: it is just ending, or has as many connections as it may (--limit_rpc_connections, "
+    f"Server(limits=), {VARIABLE})"
+)
+_STRANGER: Final = "what answers in its place has a certificate that is not for this server"
 
 
 class Look(NamedTuple):
-    """What a look has found; nothing where nobody answers.
+    """A look at a task.
 
     Attributes:
-        problem: why the task and we do not come together.
-        certificate: that it has shown, as PEM.
-        names: in the certificate.
-        hung_up: it has hung up before it has shown one: it has no room for one more connection, or is just ending.
+        answered: True if a server is there, and takes connections.
+        problem: the error by which the task and this process do not come together; None where nothing is known.
     """
 
-    problem: str = ""
-    certificate: bytes = b""
-    names: tuple[str, ...] = ()
-    hung_up: bool = False
+    answered: bool = False
+    problem: OpError | None = None
 
 
 def can_look(address: str) -> bool:
@@ -50,34 +58,27 @@ def can_look(address: str) -> bool:
     return http_proxy.proxy() is None
 
 
-def look_plainly(address: str) -> Look:
-    """Looks at a task as one that has no certificate.
+def look(address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS) -> Look:
+    """Looks at a task as its clients see it.
 
     Args:
-        address: ``host:port``.
-    """
-    if not can_look(address):
-        return Look()
-    host, port = split_address(address)
-    deadline = time.monotonic() + LOOK_SECS
-    refused = _hangs_up(host, port, deadline) and _speaks_tls(host, port, deadline)
-    return Look(security.speaks_tls()) if refused else Look()
-
-
-def look(address: str, certificates: Certificates, secs: float = LOOK_SECS) -> Look:
-    """Looks at a task as one that has a certificate.
-
-    Args:
-        address: ``host:port`` at which we can look.
-        certificates: of this process.
+        address: ``host:port``; at another name nothing is seen.
+        certificates: of this process; None for a client without.
+        task: that is to be there, such as "/job:ps/task:0"; empty where it may be any.
         secs: how long it may take.
     """
+    if not can_look(address):
+        return Look(answered=True)
     host, port = split_address(address)
-    deadline = time.monotonic() + secs
+    # A task that says nothing for so long has not hung up on plain bytes.
+    deadline = time.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
+    if certificates is None:
+        refused = _hangs_up(host, port, deadline) and _speaks_tls(host, port, deadline)
+        return Look(True, UnauthenticatedError(security.speaks_tls()) if refused else None)
     found = Look()
     for _ in range(_LOOKS):  # a task that dies at this moment hangs up, too: once
-        found = _look(host, port, certificates, deadline)
-        if not (found.problem or found.hung_up):
+        found = _look(host, port, certificates, task, deadline)
+        if not isinstance(found.problem, UnavailableError):
             break
     return found
 
@@ -123,30 +124,35 @@ def _speaks_tls(host: str, port: int, deadline: float) -> bool:
         return False
 
 
-def _look(host: str, port: int, certificates: Certificates, deadline: float) -> Look:
-    """Whether a task and we take each other's certificates."""
+def _look(host: str, port: int, certificates: Certificates, task: str, deadline: float) -> Look:
+    """Looks whether a task and this process take each other's certificates."""
+    wanted = certificates.name_of(task)
     try:
         context = certificates.client_context()
-    except UnauthenticatedError as error:
-        return Look(error.message)
-    try:
+        if wanted:
+            context = certificates.current.spectator
         with (
             _connected(host, port, deadline) as sock,
-            context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False) as secure,
+            context.wrap_socket(sock, server_hostname=wanted or host, do_handshake_on_connect=False) as secure,
         ):
             try:
                 secure.do_handshake()
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError):
-                return Look(hung_up=True)
+                return Look(problem=UnavailableError(NO_ROOM))
+            names = shown_names(secure)
+            if wanted and not roles.has_name(names, wanted):
+                text = f"{_STRANGER}: {roles.not_for_this_server(names, wanted)}"
+                return Look(True, PermissionDeniedError(text))
             secure.sendall(_GREETING)
             # With TLS 1.3 a server looks at our certificate after the handshake, and gRPC's just hangs up then.
             if not secure.recv(1):
-                return Look(security.refuses_us(certificates))
-            shown = ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"")
-            return Look("", shown.encode(), shown_names(secure))
+                return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
+            return Look(True)
+    except UnauthenticatedError as error:
+        return Look(True, error)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
-        return Look(security.refuses_us(certificates))
+        return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
     except ssl.SSLError as error:
-        return Look(security.no_handshake(error))
+        return Look(True, UnauthenticatedError(security.no_handshake(error)))
     except OSError:
         return Look()

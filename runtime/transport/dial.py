@@ -7,21 +7,19 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime import timeouts
+from runtime.cluster.spec import join_address
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
 from runtime.limits import Limits
-from runtime.transport import addresses, frames, http_proxy, roles, security, sockets
-from runtime.transport.certificates import Context, shown_names
+from runtime.transport import addresses, diagnosis, frames, http_proxy, security, sockets
+from runtime.transport.certificates import Certificates
 from runtime.transport.endpoint import Endpoint, reachable_unix_path
 from runtime.transport.security import FindToken, tensor_proof
 from runtime.transport.token_files import Token
-
-OwnNames = Callable[[], Iterable[str]]
-"""Gives the names in the certificate that this process shows now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +71,7 @@ class Dialer:
         find_token: FindToken,
         *,
         options: ChannelOptions,
-        tls: Context | None,
-        tls_name: str | None,
-        own: OwnNames,
+        certificates: Certificates | None,
     ) -> None:
         """Remembers how to reach the task; touches no network. The arguments are those of `Peer`."""
         self.task = task
@@ -83,9 +79,7 @@ class Dialer:
         self._client_id = client_id
         self._find_token = find_token
         self._options = options
-        self._tls = tls
-        self._tls_name = tls_name
-        self._own = own
+        self._certificates = certificates
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
 
@@ -131,7 +125,7 @@ class Dialer:
             ConnectionRefusedError: nobody listens there.
             OSError: no connection, or it broke, or it took too long.
             UnauthenticatedError: it refused our token, or could not show that it has it.
-            PermissionDeniedError: its certificate is that of another task, or of another run than ours.
+            PermissionDeniedError: its certificate is not that of the task in our run.
             OpError: the server refused us.
         """
         deadline = time.monotonic() + timeout
@@ -204,10 +198,11 @@ class Dialer:
         self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
     ) -> socket.socket:
         host, port = via or (endpoint.host, endpoint.port)
-        context = None if self._tls is None else self._tls()
+        context = None if self._certificates is None else self._certificates.client_context()
+        name = "" if self._certificates is None else self._certificates.name_of(self.task) or endpoint.host
         sock = addresses.connect(
             addresses.look_up(host, port, deadline),
-            lambda address: self._make_socket(address, endpoint.host, context),
+            lambda address: self._make_socket(address, name, context),
             deadline,
             adopt,
         )
@@ -216,27 +211,31 @@ class Dialer:
             http_proxy.request_tunnel(sock, endpoint.host, endpoint.port, deadline)
         sockets.tune_buffers(sock)
         if isinstance(sock, ssl.SSLSocket):
-            self._shake_hands(sock, deadline)
+            self._shake_hands(sock, endpoint, deadline)
         return sock
 
-    def _make_socket(self, address: addresses.Address, host: str, context: ssl.SSLContext | None) -> socket.socket:
+    def _make_socket(self, address: addresses.Address, name: str, context: ssl.SSLContext | None) -> socket.socket:
         sock = socket.socket(address.family, address.kind, address.protocol)
         sockets.tune(sock)
         if context is None:
             return sock
         # Before it connects: wrapping a connection that has just been cut would lose its descriptor.
-        name = self._tls_name or host
         return context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
-    def _shake_hands(self, sock: ssl.SSLSocket, deadline: float) -> None:
+    def _shake_hands(self, sock: ssl.SSLSocket, endpoint: Endpoint, deadline: float) -> None:
         _limit(sock, deadline)
         try:
             sock.do_handshake()
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise  # cut in the middle: worth another try
         except ssl.SSLError as error:
-            raise UnauthenticatedError(security.no_handshake(error), task=self.task) from error
-        roles.check_server(self._own(), shown_names(sock), self.task)
+            problem: OpError | None = None
+            if isinstance(error, ssl.SSLCertVerificationError):
+                address = join_address(endpoint.host, endpoint.port)
+                problem = diagnosis.look(address, self._certificates, self.task, deadline - time.monotonic()).problem
+            problem = problem or UnauthenticatedError(security.no_handshake(error))
+            problem.task = self.task
+            raise problem from error
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
-from runtime.transport.certificates import Context
+from runtime.transport.certificates import Certificates
 from runtime.transport.channel import Lane
-from runtime.transport.dial import ChannelOptions, Dialer, OwnNames
+from runtime.transport.dial import ChannelOptions, Dialer
 from runtime.transport.endpoint import Endpoint
 from runtime.transport.heartbeat import Heartbeat
 from runtime.transport.security import FindToken
@@ -37,9 +37,7 @@ class Peer:
         find_token: FindToken,
         *,
         options: ChannelOptions | None = None,
-        tls: Context | None = None,
-        tls_name: str | None = None,
-        own: OwnNames = tuple,
+        certificates: Certificates | None = None,
     ) -> None:
         """Remembers how to reach the task; touches no network and starts no thread.
 
@@ -50,15 +48,12 @@ class Peer:
             client_id: random u64 of this process or session.
             find_token: gives the token that the task should ask for; asked for each connection.
             options: time limits and sizes.
-            tls: gives the context for each connection over TCP; Unix sockets stay plain.
-            tls_name: name in the server's certificate, if it is not the host of the endpoint.
-            own: gives the names in our certificate; a server whose certificate is of another run is not taken.
+            certificates: of this process: connections over TCP are TLS with them, and the server's certificate must be
+                that of the task. Unix sockets stay plain.
         """
         self.task = task
         self.options = options or ChannelOptions()
-        self._dialer = Dialer(
-            task, resolve, client_id, find_token, options=self.options, tls=tls, tls_name=tls_name, own=own
-        )
+        self._dialer = Dialer(task, resolve, client_id, find_token, options=self.options, certificates=certificates)
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = threading.Lock()

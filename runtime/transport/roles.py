@@ -10,8 +10,9 @@ socket may order everything, as all could before there were roles. Who shows the
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,9 @@ from runtime.errors import PermissionDeniedError
 
 SCHEME: Final = "bellwether://"
 _NAME: Final = re.compile(rf"{SCHEME}([A-Za-z0-9._-]+)/([a-z]+)(?:/([A-Za-z0-9_.-]+)/([0-9]+))?")
+_DOMAIN: Final = ".bellwether"
+"""The end of the DNS names that say in a certificate which task its holder may serve as."""
+_LABEL: Final = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 class ClientRole(enum.StrEnum):
@@ -42,12 +46,12 @@ _TASKS: Final = _TRAIN | {ClientRole.PS}
 _LEAD: Final = frozenset((ClientRole.CHIEF,))
 _PS: Final = frozenset((ClientRole.PS,))
 _ADMIN: Final = frozenset((ClientRole.ADMIN,))
-_OTHERS: Final[Mapping[ClientRole | None, frozenset[str]]] = {
-    ClientRole.PS: frozenset(("worker", "chief")),
-    ClientRole.WORKER: frozenset(("ps",)),
-    ClientRole.CHIEF: frozenset(("ps",)),
+_JOBS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ps": ("ps",),
+    "worker": ("worker", "evaluator"),
+    "chief": ("chief", "worker"),
 }
-"""By the role of a certificate that names no task, jobs of whose tasks it is surely none."""
+"""By the role of a certificate that names no task, the jobs of the tasks that its holder may serve as."""
 
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     "status": _ALL,
@@ -150,7 +154,7 @@ def identity_of(names: Iterable[str]) -> Identity:
     Raises:
         PermissionDeniedError: it names a role that is none, or several.
     """
-    all_names = tuple(sorted(set(names)))
+    all_names = tuple(sorted(shown_to_people(names)))
     own = [name for name in all_names if name.lower().startswith(SCHEME)]
     if not own:
         return Identity(all_names)
@@ -200,45 +204,88 @@ def check_registers(own: Identity, who: Identity) -> None:
         raise PermissionDeniedError(f"stages of {own.task or 'a worker'} are for itself and the chief, not {who.task}")
 
 
-def check_serves(who: Identity, task: str) -> None:
-    """Sees that a server with a certificate may be a task: a server looks at its own, and a client at the server's.
+def shown_to_people(names: Iterable[str]) -> set[str]:
+    """Returns the names of a certificate without the DNS names of tasks, which say the role once more."""
+    return {name for name in names if not name.lower().endswith(_DOMAIN)}
 
-    Raises:
-        PermissionDeniedError: the certificate is that of another task, or of somebody who is no such task.
+
+def server_names(said: str) -> list[str]:
+    """Returns the DNS names of a certificate with a role: of the tasks that its holder may serve as, and of the run.
+
+    Args:
+        said: ``bellwether://RUN/ROLE/JOB/INDEX``, or ``bellwether://RUN/ROLE`` for every task of the role's jobs.
+
+    Returns:
+        The names; none for a role that serves as no task.
+
+    Example:
+        >>> server_names("bellwether://mnist/ps/ps/0")
+        ['0.ps.mnist.bellwether', 'mnist.bellwether']
+        >>> server_names("bellwether://mnist/worker")
+        ['*.worker.mnist.bellwether', '*.evaluator.mnist.bellwether', 'mnist.bellwether']
     """
-    if who.task not in ("", task):
-        raise PermissionDeniedError(f"it is that of {who.task}")
-    job = task.removeprefix("/job:").partition("/")[0]
-    serves = who.role is None or who.role in MAY["tensors"]
-    if not serves or (not who.task and job in _OTHERS.get(who.role, ())):
-        raise PermissionDeniedError(f"it has the role {who.role}")
+    parts = _NAME.fullmatch(said)
+    if parts is None or parts[2] not in _JOBS:
+        return []
+    run, role, job, index = parts.groups()
+    tasks = [f"/job:{job}/task:{int(index)}"] if job else [f"/job:{each}/task:*" for each in _JOBS[role]]
+    return [_server_name(run, task) for task in (*tasks, "")]
 
 
-def check_server(own: Iterable[str], names: Iterable[str], task: str) -> Identity:
-    """Sees that the server to which a client has connected may be the task, as far as its certificate tells.
+def server_name(own: Iterable[str], task: str) -> str:
+    """Returns the DNS name that a client asks of a server's certificate.
 
     Args:
         own: names in the client's certificate.
-        names: in the certificate that the server has shown.
-        task: to which the client means to connect; empty where it may be any.
+        task: that the client means, such as "/job:ps/task:0"; empty where it may be any of the run.
 
     Returns:
-        Who the server is.
+        The name; empty for a client whose certificate is of no task's role: it asks for the name of the host.
+    """
+    found = [parts for name in own if (parts := _NAME.fullmatch(name))]
+    if len(found) != 1 or found[0][2] not in _JOBS:
+        return ""
+    return _server_name(found[0][1], task)
+
+
+def has_name(names: Iterable[str], name: str) -> bool:
+    """Returns True if a certificate with these names is good for a DNS name."""
+    return bool({name, f"*.{name.partition('.')[2]}"} & {shown.lower() for shown in names})
+
+
+def _server_name(run: str, task: str) -> str:
+    job, _, index = task.removeprefix("/job:").partition("/task:")
+    return ".".join([index, _label(job), _label(run)] if task else [_label(run)]) + _DOMAIN
+
+
+def _label(text: str) -> str:
+    # DNS compares without case, and a dot separates: such a name of a run or job would be that of another.
+    return text if _LABEL.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_serves(names: Sequence[str], task: str) -> None:
+    """Checks that the holder of a certificate may serve as a task.
+
+    Args:
+        names: in the certificate. A certificate without a role serves as any task.
+        task: such as "/job:ps/task:0".
 
     Raises:
-        PermissionDeniedError: the certificate is for another server (`check_serves`), or of another run than ours.
+        PermissionDeniedError: The certificate is that of another task, or of no task.
     """
-    try:
-        shown = identity_of(names)
-        check_serves(shown, task or shown.task)
-    except PermissionDeniedError as error:
-        text = f"what answers in its place has a certificate that is not for this server: {error.message}"
-        raise PermissionDeniedError(text, task=task) from None
-    runs = {parts[1] for name in own if (parts := _NAME.fullmatch(name))}
-    if runs and shown.run and shown.run not in runs:
-        text = f"the server's certificate is of the run {shown.run!r}, and ours of {' and '.join(sorted(runs))!r}"
-        raise PermissionDeniedError(text, task=task)
-    return shown
+    who = identity_of(names)
+    wanted = _server_name(who.run, task)
+    if who.role is not None and not has_name(names, wanted):
+        raise PermissionDeniedError(not_for_this_server(names, wanted))
+
+
+def not_for_this_server(names: Iterable[str], wanted: str) -> str:
+    """Returns the message about a certificate that lacks the name of the task."""
+    who = " ".join(sorted(shown_to_people(names)))
+    return (
+        f"it is that of {who}, and has not the name {wanted}: it is another task's or run's, or older than 0.2 "
+        "(`python -m harness.certs --renew`, with --role, --tasks and --run as before, writes that name)"
+    )
 
 
 def check_is_task(who: Identity, task: str, host: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 import grpc
 
 from runtime import timeouts
-from runtime.cluster.spec import split_address
 from runtime.errors import (
     CancelledError,
     OpError,
@@ -28,7 +27,7 @@ from runtime.errors import (
     wire_code,
 )
 from runtime.limits import VARIABLE, Limits
-from runtime.transport import addresses, diagnosis, http_proxy, roles, security, versions
+from runtime.transport import diagnosis, http_proxy, roles, security, versions
 from runtime.transport.certificates import Certificates, Credential
 from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import Refusals, Security, call_proof, find_token, observer_key
@@ -36,13 +35,16 @@ from runtime.transport.security import Refusals, Security, call_proof, find_toke
 _TASK = "bellwether-task"
 _TYPE = "bellwether-error"
 """Metadata of a failed call: the task that failed, and the number of its error's type."""
-_NONCE = "bellwether-nonce"
-"""Metadata of a call that was refused for want of a proof: what the proof is to be about."""
+_CHALLENGE = "bellwether-challenge"
+"""Metadata of a call that was refused for want of a proof: the server's nonce and its own proofs, with dots between."""
+_ADDRESS = "bellwether-address"
+"""Metadata of such a call: the address by which the cluster knows the server."""
 _PROOF = "bellwether-proof"
-"""Metadata of a call: the nonce and the proof with a dot between them; a bare dot asks for the nonce."""
+"""Metadata of a call: the server's nonce, the client's, what was dialled and the client's proof, with dots between."""
+_LONGEST_PROOF = 512
+_EMPTY_CALL = "/bellwether.WorkerService/Status"
 _WIRE = "bellwether-wire"
 """Metadata of a call: the version of its client (``versions.spoken``)."""
-_ASK = "."
 _MOST_PROOFS = 3
 """How often one call is made at most: the task may restart, and ask again, between two of them."""
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
@@ -50,12 +52,6 @@ _STRANGERS = futures.ThreadPoolExecutor(4, "grpc strangers")
 """The threads of calls that are refused, or open to all; they start with the first of these calls."""
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
-_NO_ROOM = (
-    "it hangs up at once: it is just ending, or has as many connections as it may (--limit_rpc_connections, "
-    f"Server(limits=), {VARIABLE})"
-)
-"""What gRPC says of a call that was not made for want of a connection: the server's certificate is not trusted."""
 _LEAST_SECS = 0.05
 _LOOK_SECS = 5.0
 """How long a look may take at most before a call that has no end."""
@@ -86,7 +82,6 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ),  # by itself it pings a silent call twice, then once a minute
     ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
 ]
-_TRIES_ONCE = [(f"grpc.{which}_reconnect_backoff_ms", 1 << 30) for which in ("initial", "max")]
 _TOO_LONG = "larger than max"
 
 _T = TypeVar("_T")
@@ -113,7 +108,7 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
 
 
 def open_channel(address: str, given: Security | None = None, task: str = "") -> grpc.Channel:
-    """A channel to ``host:port``; connects when it is used.
+    """Returns a channel to ``host:port``; it connects when it is used.
 
     With certificates a call raises PermissionDeniedError where the server's is that of another task, or of another run.
 
@@ -126,21 +121,13 @@ def open_channel(address: str, given: Security | None = None, task: str = "") ->
     Raises:
         UnauthenticatedError: the certificates cannot be used.
     """
-    host, _, port = address.rpartition(":")
-    target = f"{addresses.settled(host)}:{port}"
     given = security.in_force(given, os.environ)
     certificates = given.tls() if given else None
-    prover = _Prover(address, given)
-    if certificates is None:
-        plain = _Channel(lambda: grpc.insecure_channel(target, options=_options()))
-        return grpc.intercept_channel(cast(grpc.Channel, plain), prover, _Diagnosis(target))
-    certificates.check()
-    channel = _TlsChannel(target, certificates, task)
-    return grpc.intercept_channel(cast(grpc.Channel, channel), prover, _Meeting(channel))
-
-
-def _options(further: Sequence[tuple[str, str | int]] = ()) -> list[tuple[str, str | int]]:
-    return list(dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options(), *further]).items())
+    if certificates is not None:
+        certificates.check()
+    plain = _Channel(security.dialled(address), certificates, task)
+    channel = grpc.intercept_channel(cast(grpc.Channel, plain), _Diagnosis(plain))
+    return grpc.intercept_channel(channel, _Prover(channel, address, given, task))
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
@@ -169,18 +156,24 @@ class _Channel:
     """A channel that is opened when it is used, and can be closed while it is.
 
     The interceptors ask for the method of each call anew; grpc itself ends the process when a closed channel is asked.
+    When the files of our certificate have changed, calls go by another channel of gRPC. Those under way end on theirs.
 
     Args:
-        make: opens one of gRPC's.
+        target: ``host:port``, or a name of gRPC's own.
+        certificates: of this process; None for a channel without TLS.
+        task: as of `open_channel`. gRPC compares its name with those in the server's certificate.
 
     Attributes:
         closed: set when it is closed.
     """
 
-    def __init__(self, make: Callable[[], grpc.Channel]) -> None:
+    def __init__(self, target: str, certificates: Certificates | None, task: str) -> None:
         self.closed = threading.Event()
-        self._make = make
+        self.certificates = certificates
+        self._target = target
+        self._task = task
         self._lock = threading.Lock()
+        self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -204,153 +197,80 @@ class _Channel:
             if self._channel is not None:
                 self._channel.close()
 
+    def look(self, secs: float) -> diagnosis.Look:
+        """Looks at the task by a connection of its own, for at most so many seconds."""
+        return diagnosis.look(self._target, self.certificates, self._task, secs)
+
     def _newest(self) -> grpc.Channel:
         if self.closed.is_set():
             raise ValueError("the channel is closed")
-        if self._channel is None:
-            self._channel = self._make()
+        held = None if self.certificates is None else self.certificates.current
+        if self._channel is None or held is not self._held:
+            self._channel, self._held = self._open(held), held
         return self._channel
 
-
-class _TlsChannel(_Channel):
-    """A channel that connects to servers only at which we have looked.
-
-    gRPC compares the host in a server's certificate, and has no place in Python for more. So we look ourselves, by a
-    connection of our own, and then have gRPC trust the certificate that was good, and no other: whoever takes the place
-    of that server does not get a call. (A certificate that names no role is as good as any of our CA.)
-
-    When the files of our own certificate have changed, or we have looked again, calls go by another connection. Those
-    under way end on the connection that they have.
-
-    Args:
-        target: ``host:port``, or a name of gRPC's own, at which we cannot look.
-        certificates: of this process.
-        task: as of `open_channel`.
-    """
-
-    def __init__(self, target: str, certificates: Certificates, task: str) -> None:
-        super().__init__(self._secure)
-        self._target = target
-        self._certificates = certificates
-        self._task = task
-        self._held = certificates.current
-        self._trusted = b""
-        self.hangs_up = False
-        """Whether the server has hung up on us before it has shown a certificate, when we have last looked."""
-
-    @property
-    def has_met(self) -> bool:
-        """Whether we have looked who the server is, with the certificate that we have now."""
-        return bool(self._trusted) and self._held is self._certificates.current
-
-    def meet(self, secs: float) -> bool:
-        """Looks who the server is.
-
-        Args:
-            secs: how long it may take.
-
-        Returns:
-            Whether somebody has answered, who is trusted from now on.
-
-        Raises:
-            UnauthenticatedError: it refuses us, or we do not take its certificate.
-            PermissionDeniedError: its certificate is not for this server.
-        """
-        held = self._certificates.current
-        if not diagnosis.can_look(self._target):
-            self._trust(held, held.authorities)
-            return True
-        found = diagnosis.look(self._target, self._certificates, secs)
-        self.hangs_up = found.hung_up
-        if found.problem:
-            raise UnauthenticatedError(found.problem)
-        if not found.certificate:
-            return False
-        server = roles.check_server(held.names, found.names, self._task)
-        self._trust(held, held.authorities if server.role is None else found.certificate)
-        return True
-
-    def _trust(self, held: Credential, trusted: bytes) -> None:
-        with self._lock:
-            if held is not self._held or trusted != self._trusted:
-                self._held, self._trusted = held, trusted
-                self._channel = None  # what it was goes when the last call on it has ended
-
-    def _secure(self) -> grpc.Channel:
-        held = self._held
-        # Before we have looked, nobody is trusted but who has our own certificate: this connection only says what gRPC
-        # says of a server that is not there. It does not try again, each time in vain and with a line in the log, once
-        # the server is there and no call has come that has us look.
-        trusted, further = (self._trusted, []) if self._trusted else (held.certificate, _TRIES_ONCE)
-        credentials = grpc.ssl_channel_credentials(trusted, held.key, held.certificate)
-        return grpc.secure_channel(self._target, credentials, _options(further))
+    def _open(self, held: Credential | None) -> grpc.Channel:
+        options = dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()])
+        if held is None:
+            return grpc.insecure_channel(self._target, options=list(options.items()))
+        if name := roles.server_name(held.names, self._task):
+            options["grpc.ssl_target_name_override"] = name
+        credentials = grpc.ssl_channel_credentials(held.authorities, held.key, held.certificate)
+        return grpc.secure_channel(self._target, credentials, list(options.items()))
 
 
-class _Meeting(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Looks who the server is before the first call, and again when nobody can be reached.
+class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Finds out why a task cannot be reached: gRPC says the same of one that is gone and of one that refuses us."""
 
-    gRPC says the same of a task that is gone, of one that refuses us, and of one that we do not take.
-    """
-
-    def __init__(self, channel: _TlsChannel) -> None:
+    def __init__(self, channel: _Channel) -> None:
         self._channel = channel
+        self._reached = False
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Makes the call; once more where it was not made, because the server has another certificate than before.
-
-        A call that waits for a server would wait for the one that we met, and so is preceded by a look each time.
-        """
+        """Makes the call; one that would wait for a task with which we do not come together fails at once."""
         details = cast(_CallDetails, client_call_details)  # what _Prover makes
-        if details.wait_for_ready or not self._channel.has_met:
-            deadline = None if details.timeout is None else time.monotonic() + details.timeout
-            self._meet(deadline, wait=bool(details.wait_for_ready))
-            if deadline is not None:
-                details = details._replace(timeout=max(_LEAST_SECS, deadline - time.monotonic()))
+        if details.wait_for_ready and not self._reached:
+            details = self._wait(details)
         answer = continuation(details, request)
         if isinstance(answer, grpc.Future) and not answer.done():
             return answer
         code = answer.code() if isinstance(answer, grpc.RpcError) else grpc.StatusCode.OK
         waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
-        if code is grpc.StatusCode.UNAVAILABLE or waited_in_vain:
-            answers = self._channel.meet(diagnosis.LOOK_SECS)
-            if self._channel.hangs_up and not waited_in_vain:  # who waits is told by the deadline, and may wait on
-                raise UnavailableError(_NO_ROOM)
-            if answers and not waited_in_vain and _NOT_TRUSTED in (answer.details() or ""):
-                answer = continuation(details, request)
+        # Without TLS there is one thing to find out, and a task that was reached has not begun to speak TLS.
+        unknown = self._channel.certificates is not None or not self._reached
+        self._reached = code not in _NO_CONTACT
+        if unknown and (waited_in_vain or _has_no_contact(answer)):
+            problem = self._channel.look(diagnosis.LOOK_SECS).problem
+            # A call that waits for room is told by its deadline, and may be made again.
+            if problem is not None and not (waited_in_vain and isinstance(problem, UnavailableError)):
+                raise problem
         return answer
 
-    def _meet(self, deadline: float | None, *, wait: bool) -> None:
-        """Looks who the server is; until somebody answers, if that is waited for."""
-        over = False
-        while not over:
+    def _wait(self, details: _CallDetails) -> _CallDetails:
+        """Looks until the task answers or the deadline has come; returns the details with the seconds that are left."""
+        deadline = None if details.timeout is None else time.monotonic() + details.timeout
+        while True:
             left = _LOOK_SECS if deadline is None else max(_LEAST_SECS, deadline - time.monotonic())
-            over = self._channel.meet(left) or not wait or (deadline is not None and time.monotonic() >= deadline)
-            over = over or self._channel.closed.wait(_LOOK_AGAIN_SECS)
+            found = self._channel.look(left)
+            if found.problem is not None and not isinstance(found.problem, UnavailableError):
+                raise found.problem
+            over = deadline is not None and time.monotonic() >= deadline
+            if found.answered or over or self._channel.closed.wait(_LOOK_AGAIN_SECS):
+                break
+        return _until(details, deadline)
 
 
-class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Finds out why nobody can be reached: gRPC says the same of a task that is gone and of one that refuses us."""
+def _until(details: _CallDetails, deadline: float | None) -> _CallDetails:
+    """Returns the details of a call that ends at a deadline of ``time.monotonic()``."""
+    return details if deadline is None else details._replace(timeout=max(_LEAST_SECS, deadline - time.monotonic()))
 
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._reached = False
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Makes the call; one that would wait for a task that refuses us fails at once."""
-        if client_call_details.wait_for_ready and not self._reached:
-            self._look()
-        answer = continuation(client_call_details, request)
-        if isinstance(answer, grpc.Future) and not answer.done():
-            return answer
-        code = answer.code() if isinstance(answer, grpc.RpcError) else grpc.StatusCode.OK
-        if code is grpc.StatusCode.UNAVAILABLE and not self._reached:
-            self._look()
-        self._reached |= code not in _NO_CONTACT
-        return answer
-
-    def _look(self) -> None:
-        if problem := diagnosis.look_plainly(self._target).problem:
-            raise UnauthenticatedError(problem)
+def _has_no_contact(answer: Any) -> bool:
+    """Returns True if gRPC has not reached the task; False for an error that the task itself has sent."""
+    if not isinstance(answer, grpc.RpcError) or (isinstance(answer, grpc.Future) and not answer.done()):
+        return False
+    sent = any(entry.key == _TYPE for entry in answer.trailing_metadata() or ())
+    return answer.code() is grpc.StatusCode.UNAVAILABLE and not sent
 
 
 class _CallDetails(NamedTuple):
@@ -364,50 +284,117 @@ class _CallDetails(NamedTuple):
     compression: grpc.Compression | None
 
 
-class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Shows a server with each call that this process has its token, and says of which version it is.
+class _Challenge(NamedTuple):
+    """The answer of a server to a call without a proof.
 
-    A call that is refused for want of a proof, the first to each process of a task, is made again with one. (Not one
-    that is made by ``future``, for which nobody waits here.)
+    Attributes:
+        nonce: random text of the server's process, which the client's proof must hold.
+        proofs: of the server, for clients with the token and for observers.
+        address: by which the cluster knows the server.
     """
 
-    def __init__(self, address: str, given: Security | None) -> None:
+    nonce: str
+    proofs: Sequence[str]
+    address: str
+
+
+class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Shows a server with each call that this process has its token, and of which version it is.
+
+    Where this process has a token, an empty call comes first: the server proves that it has the token too, and is the
+    task at the address that was dialled. Only then the process sends a request, and its own proof.
+
+    Args:
+        channel: by which the calls go.
+        address: that is dialled.
+        given: the token for a task that has left none for this user.
+        task: as of `open_channel`.
+    """
+
+    def __init__(self, channel: grpc.Channel, address: str, given: Security | None, task: str) -> None:
+        self._channel = channel
         self._address = address
         self._given = given
+        self._about = security.about(security.dialled(address), task)
         self._speaks = (_WIRE, versions.spoken())
-        self._metadata: tuple[tuple[str, str], ...] = ((_PROOF, _ASK),)
+        self._shown: str | None = None
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Makes the call, twice if need be."""
+        """Makes the call; anew where another process of the task has come and asks again."""
         told = client_call_details
         details = _CallDetails(
             told.method, told.timeout, told.metadata, told.credentials, told.wait_for_ready, told.compression
         )
-        metadata, token, about = self._metadata, None, ""
+        deadline = None if details.timeout is None else time.monotonic() + details.timeout
+        asked = False
         for _ in range(_MOST_PROOFS):
-            answer = continuation(
-                details._replace(metadata=(*(details.metadata or ()), self._speaks, *metadata)), request
-            )
-            nonce = _nonce_of(answer)
-            if nonce is None:
-                self._metadata = metadata
+            shown = self._shown
+            if shown is None:
+                shown = self._shown = self._introduce(_until(details, deadline), asked)
+            metadata = (*(details.metadata or ()), self._speaks, (_PROOF, shown))
+            answer = continuation(_until(details, deadline)._replace(metadata=metadata), request)
+            asked = _challenge_of(answer) is not None
+            if asked or _has_no_contact(answer):
+                self._shown = None  # another process may come
+            if not asked:
                 break
-            if nonce == about:
-                raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
-            # Looked for now: whoever has refused us has left its token before.
-            token, about = find_token(self._address, self._given, timeouts.ATTEMPT_SECS), nonce
-            proof = "" if token is None else call_proof(token.key, nonce, split_address(self._address)[1])
-            metadata = ((_PROOF, f"{nonce}.{proof}"),)
         return answer
 
+    def _introduce(self, details: _CallDetails, asked: bool) -> str:
+        """Returns what calls show.
 
-def _nonce_of(answer: Any) -> str | None:
-    """What a proof is to be about, when that is why a call was refused."""
+        Args:
+            details: of the call that is to be made.
+            asked: the server has asked for a token.
+
+        Raises:
+            UnauthenticatedError: The server has not shown that it has our token, or asks and this process has none.
+        """
+        # Looked for now: whoever has answered has left its token before.
+        token = find_token(self._address, self._given, timeouts.ATTEMPT_SECS)
+        nonce = secrets.token_hex(16)
+        unproven = f".{nonce}.{self._about}."
+        challenge = self._ask(unproven, details) if asked or token is not None else None
+        if challenge is None and token is not None:
+            raise UnauthenticatedError(security.not_asked(token))
+        if challenge is None:
+            return unproven
+        if token is not None:
+            about = (challenge.nonce, nonce, self._about)
+            expected = call_proof(token.key, b"server", *about)
+            if any(hmac.compare_digest(expected, proof) for proof in challenge.proofs):
+                return ".".join((*about, call_proof(token.key, b"client", *about)))
+        self._ask(f"{challenge.nonce}{unproven}", details)  # the server tells whom it refuses
+        if not challenge.proofs:
+            raise UnauthenticatedError(security.elsewhere(self._address, challenge.address))
+        raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
+
+    def _ask(self, shown: str, details: _CallDetails) -> _Challenge | None:
+        """Makes an empty call; returns the challenge by which it is refused, None where the server does not ask."""
+        try:
+            self._channel.unary_unary(_EMPTY_CALL, None, None)(
+                b"",
+                timeout=details.timeout,
+                metadata=(self._speaks, (_PROOF, shown)),
+                wait_for_ready=details.wait_for_ready,
+            )
+        except grpc.RpcError as error:
+            challenge = _challenge_of(error)
+            if challenge is None:
+                raise
+            return challenge
+        return None
+
+
+def _challenge_of(answer: Any) -> _Challenge | None:
+    """Returns the challenge by which a call was refused; None where that is not why, or the call is under way."""
     if not isinstance(answer, grpc.RpcError) or (isinstance(answer, grpc.Future) and not answer.done()):
         return None
-    if answer.code() is not grpc.StatusCode.UNAUTHENTICATED:
+    told = {entry.key: str(entry.value) for entry in answer.trailing_metadata() or ()}
+    if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
-    return next((str(entry.value) for entry in answer.trailing_metadata() or () if entry.key == _NONCE), None)
+    nonce, *proofs = told[_CHALLENGE].split(".")
+    return _Challenge(nonce, proofs, told.get(_ADDRESS, ""))
 
 
 def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
@@ -457,57 +444,73 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         refusals: tells of those who are refused.
 
     Attributes:
-        port: of the control plane; set before the server starts.
+        addresses: ``host:port`` of the control plane, by each name that clients may dial; set before the server starts.
     """
 
     def __init__(self, task: str, key: bytes, refusals: Refusals) -> None:
-        self.port = 0
+        self.addresses: Sequence[str] = ()
         self._task = task
-        self._key = key
+        self._keys = (key, observer_key(key))
         self._refusals = refusals
         self._nonce = secrets.token_hex(16)
-        # A method that takes a stream reads none of it unless it asks.
-        self._asked = grpc.stream_unary_rpc_method_handler(for_strangers(self._ask))
-        self._refused = grpc.stream_unary_rpc_method_handler(for_strangers(self._refuse))
 
     @functools.cached_property
-    def _expected(self) -> bytes:
-        return f"{self._nonce}.{call_proof(self._key, self._nonce, self.port)}".encode()
-
-    @functools.cached_property
-    def _of_observer(self) -> bytes:
-        return f"{self._nonce}.{call_proof(observer_key(self._key), self._nonce, self.port)}".encode()
+    def _own(self) -> frozenset[str]:
+        """What a client means that means this task, by its name or as any."""
+        dialled = map(security.dialled, self.addresses)
+        return frozenset(security.about(address, task) for address in dialled for task in ("", self._task))
 
     def is_observer(self, handler_call_details: Any) -> bool:
-        """Whether a call comes from somebody who has the observer's token."""
-        return hmac.compare_digest(_shown(handler_call_details), self._of_observer)
+        """Returns True if a call comes from a client that has the observer's token."""
+        return self._proves(_shown(handler_call_details), self._keys[1])
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """The handler of a call, or one that refuses it."""
         shown = _shown(handler_call_details)
-        if hmac.compare_digest(shown, self._expected) or handler_call_details.method.startswith(_OPEN_TO_ALL):
+        if handler_call_details.method.startswith(_OPEN_TO_ALL):
             return continuation(handler_call_details)
-        if hmac.compare_digest(shown, self._of_observer):
+        if any(self._proves(shown, key) for key in self._keys):
             return continuation(handler_call_details)  # what it may order is looked at next
-        # One who asks, or has the nonce of an earlier process, comes again.
-        about_us = not shown or shown.startswith(f"{self._nonce}.".encode())
-        return self._refused if about_us else self._asked
+        return grpc.stream_unary_rpc_method_handler(
+            for_strangers(lambda requests, context: self._refuse(shown, context))
+        )
 
-    def _ask(self, requests: Any, context: grpc.ServicerContext) -> None:
+    def _proves(self, shown: str, key: bytes) -> bool:
+        nonce, theirs, about, proof = _parts(shown)
+        if nonce != self._nonce or about not in self._own:
+            return False
+        return hmac.compare_digest(proof.encode(), call_proof(key, b"client", nonce, theirs, about).encode())
+
+    def _refuse(self, shown: str, context: grpc.ServicerContext) -> None:
+        # A method that takes a stream reads none of it unless it asks.
+        nonce, theirs, about, _ = _parts(shown)
+        # A client that asks, or has the nonce of an earlier process, comes again.
+        if not shown or nonce == self._nonce:
+            self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
+        proofs = []
+        if about in self._own:
+            proofs = [call_proof(key, b"server", self._nonce, theirs, about) for key in self._keys]
         error = UnauthenticatedError("it asks for a token")
-        trailing = (_TASK, self._task), (_TYPE, str(wire_code(error))), (_NONCE, self._nonce)
-        context.set_trailing_metadata(trailing)
+        context.set_trailing_metadata(
+            (
+                (_TASK, self._task),
+                (_TYPE, str(wire_code(error))),
+                (_CHALLENGE, ".".join((self._nonce, *proofs))),
+                (_ADDRESS, self.addresses[0]),
+            )
+        )
         context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
 
-    def _refuse(self, requests: Any, context: grpc.ServicerContext) -> None:
-        self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
-        self._ask(requests, context)
 
-
-def _shown(handler_call_details: Any) -> bytes:
+def _shown(handler_call_details: Any) -> str:
     """The proof that comes with a call."""
     told = next((value for name, value in handler_call_details.invocation_metadata if name == _PROOF), "")
-    return told if isinstance(told, bytes) else told.encode(errors="replace")
+    return told if isinstance(told, str) and len(told) <= _LONGEST_PROOF else ""
+
+
+def _parts(shown: str) -> tuple[str, str, str, str]:
+    nonce, theirs, about, proof, *_ = (*shown.split(".", 3), "", "", "")
+    return nonce, theirs, about, proof
 
 
 def identity(context: grpc.ServicerContext) -> Identity:

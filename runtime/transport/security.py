@@ -25,7 +25,7 @@ from typing import Final
 from absl import logging
 
 from runtime.cluster.spec import split_address
-from runtime.errors import InvalidArgumentError
+from runtime.errors import InvalidArgumentError, printable
 from runtime.observe.audit import AuditLog
 from runtime.observe.process_metrics import metrics
 from runtime.transport import addresses, token_files
@@ -68,6 +68,7 @@ _HANDSHAKES: Final = {
 _LOOK_UP_SECS: Final = 2.0
 _TELL_AGAIN_SECS: Final = 60.0
 _MOST_PEERS: Final = 1024
+_LONGEST_ADDRESS: Final = 300
 _ABOUT: Final = struct.Struct("<QQQI")
 
 
@@ -186,7 +187,10 @@ def find_token(address: str, security: Security | None, timeout: float) -> Token
     """
     if security is not None and security.certificates is not None:
         return None
-    host, port = split_address(address)
+    try:
+        host, port = split_address(address)
+    except InvalidArgumentError:  # a name of gRPC's own: no task of this user has left a token for it
+        return None if security is None else security.token()
     for here in _loopback(host, timeout):
         left = token_files.read_left(token_files.name_of(here, port))
         if left is not None:
@@ -216,6 +220,14 @@ def none_found() -> str:
 def wrong(token: Token) -> str:
     """The message of a process whose token was refused."""
     return f"it has another token than {token.source}: set {VARIABLE} to the file with this cluster's token"
+
+
+def elsewhere(address: str, theirs: str) -> str:
+    """The message of a process that has dialled a task by an address that is not its own."""
+    return (
+        f"it does not answer for {address}: its address in the cluster is {printable(theirs[:_LONGEST_ADDRESS])}, and "
+        "with a token a task is dialled by that one only, not by a forwarded port"
+    )
 
 
 def not_asked(token: Token) -> str:
@@ -263,15 +275,33 @@ def tensor_proof(key: bytes, side: bytes, nonce: bytes, hello: Hello, task: str,
     return _proof(key, b"tensors", side, nonce, hello.nonce, about, task.encode())
 
 
-def call_proof(key: bytes, nonce: str, port: int) -> str:
-    """What a client shows the control plane with each call: hexadecimal, good for one process of one task.
+def dialled(address: str) -> str:
+    """Returns ``host:port`` as it is dialled; another name of gRPC's own as it is."""
+    host, _, port = address.rpartition(":")
+    return f"{addresses.settled(host)}:{port}"
+
+
+def about(address: str, task: str) -> str:
+    """Returns what both proofs of the control plane are about: hexadecimal, of any address and task.
+
+    Args:
+        address: ``host:port`` that the client has dialled.
+        task: that it means, such as "/job:ps/task:0"; empty where it may be any.
+    """
+    return hashlib.sha256(f"{address.lower()} {task}".encode()).hexdigest()
+
+
+def call_proof(key: bytes, side: bytes, nonce: str, theirs: str, about: str) -> str:
+    """Returns what one side of the control plane shows the other: hexadecimal, good for one process of one task.
 
     Args:
         key: the token.
-        nonce: what that process has drawn.
-        port: of its control plane.
+        side: b"client" or b"server".
+        nonce: what the server's process has drawn.
+        theirs: what the client has drawn.
+        about: what the client has dialled, as `about` returns it.
     """
-    return _proof(key, b"calls", nonce.encode(), str(port).encode()).hex()
+    return _proof(key, b"calls", side, nonce.encode(), theirs.encode(), about.encode()).hex()
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:

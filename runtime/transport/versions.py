@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Final
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 """Of both planes. Another number is another wire: it changes with whatever a peer of the version before would not
 understand, or would understand differently."""
 _SAID = re.compile(r"(?P<wire>[0-9]{1,9}) (?P<release>[\w.+!-]{1,40})")

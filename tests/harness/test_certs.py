@@ -164,7 +164,9 @@ def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
 
     assert role("w1") == ["bellwether://mnist/worker/worker/1"]
     assert role("w2") == ["bellwether://mnist/worker/worker/2"]
-    assert names(tmp_path / "w2.pem") == ["w2", "10.0.0.2"]
+    assert names(tmp_path / "w2.pem") == ["w2", "2.worker.mnist.bellwether", "mnist.bellwether", "10.0.0.2"]
+    assert names(tmp_path / "ps0.pem") == ["ps0", "*.ps.bellwether.bellwether", "bellwether.bellwether"]
+    assert names(tmp_path / "alice.pem") == ["alice"]
     assert role("ps0") == ["bellwether://bellwether/ps"]
     assert role("alice") == ["bellwether://bellwether/observer"]
     both = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}

@@ -16,7 +16,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import Leadership
-from runtime.transport import rpc
+from runtime.transport import rpc, security
 from runtime.transport.dial import ChannelOptions
 from runtime.transport.security import find_token
 
@@ -29,6 +29,22 @@ def key_of(server: rt.Server) -> bytes:
     token = find_token(server.address, None, 60)
     assert token is not None
     return token.key
+
+
+def challenge(channel: grpc.Channel) -> str:
+    """The nonce that a server's process has drawn, of which a proof must be."""
+    try:
+        services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
+    except grpc.RpcError as error:
+        told = dict(error.trailing_metadata())  # type: ignore[attr-defined]
+        return str(told["bellwether-challenge"]).partition(".")[0]
+    raise AssertionError("it asks for no token")
+
+
+def shown(key: bytes, nonce: str, address: str, task: str = "") -> str:
+    """What a client with a token shows that has dialled an address and means a task there."""
+    about = security.about(security.dialled(address), task)
+    return f"{nonce}.ours.{about}.{security.call_proof(key, b'client', nonce, 'ours', about)}"
 
 
 class Stranger:

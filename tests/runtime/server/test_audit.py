@@ -18,6 +18,7 @@ from runtime.proto import services_pb2 as pb
 from runtime.server import calls
 from runtime.transport import rpc
 from tests.runtime.kit import TARGET, addresses, servers
+from tests.runtime.stranger import challenge
 
 PS = "/job:ps/task:0"
 
@@ -73,19 +74,13 @@ def test_who_is_refused_is_written_down_once_a_minute(log: pathlib.Path) -> None
             with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
                 nonce = challenge(channel)
                 stub = services_pb2_grpc.WorkerServiceStub(channel)
-                stub.Clear(pb.ClearRequest(all=True), timeout=60, metadata=[("bellwether-proof", f"{nonce}.{proof}")])
+                stub.Clear(
+                    pb.ClearRequest(all=True), timeout=60, metadata=[("bellwether-proof", f"{nonce}.ours.{proof}")]
+                )
         assert server.report().values["refused_total"] == before + 4  # two without a proof, two with a wrong one
     (line,) = read(log)
     assert (line["action"], line["outcome"], line["task"]) == ("connect", "refused", PS)
     assert "token" in line["what"]
-
-
-def challenge(channel: grpc.Channel) -> str:
-    try:
-        services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
-    except grpc.RpcError as error:
-        return str(dict(error.trailing_metadata())["bellwether-nonce"])  # type: ignore[attr-defined]
-    raise AssertionError("it asks for no token")
 
 
 def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) -> None:

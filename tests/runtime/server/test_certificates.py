@@ -115,7 +115,7 @@ def test_a_lane_of_ours_is_refused_and_told_why(
         lambda timeout: training.endpoint("tcp"),
         7,
         lambda timeout: None,
-        tls=None if held is None else held.client_context,
+        certificates=held,
     )
     expected = "our CA|CA of our certificate|not good there" if kind == "of another CA" else REFUSED[kind]
     with pytest.raises(rt.UnauthenticatedError, match=expected):
@@ -223,7 +223,7 @@ def test_a_client_takes_no_server_but_the_one_it_means(
                     rt.probe(address, 30, security=security)
                 else:
                     there = Endpoint("127.0.0.1", listening.getsockname()[1], None, "", 77)
-                    peer = Peer(PS, lambda timeout: there, 7, lambda timeout: None, tls=held.client_context)
+                    peer = Peer(PS, lambda timeout: there, 7, lambda timeout: None, certificates=held)
                     try:
                         peer.acquire()
                     finally:

@@ -34,16 +34,16 @@ def test_handshakes_at_once_do_not_disturb_each_other(tmp_path: pathlib.Path, re
     assert ours is not None
     spec = kit.addresses(ps=1)
     with kit.serve(spec, "ps", 0, env={VARIABLE: str(directory)}) as server:
-        until(lambda: bool(diagnosis.look(spec["ps"][0], ours).certificate))
+        until(lambda: diagnosis.look(spec["ps"][0], ours).answered)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            looks = [pool.submit(diagnosis.look, spec["ps"][0], ours, 60.0) for _ in range(HANDSHAKES)]
+            looks = [pool.submit(diagnosis.look, spec["ps"][0], ours, "", 60.0) for _ in range(HANDSHAKES)]
             for part in range(replaced):
                 concurrent.futures.wait(looks[: HANDSHAKES * (part + 1) // (replaced + 1)])
                 certificates.write(directory, "here", authority, certificates.pair_of(authority))
             problems = Counter(look.result().problem for look in looks)
         assert server.code is None, server.story()
-        assert problems == {"": HANDSHAKES}
-        assert all(look.result().names for look in looks)
+        assert problems == {None: HANDSHAKES}
+        assert all(look.result().answered for look in looks)
 
 
 def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_taken(tmp_path: pathlib.Path) -> None:

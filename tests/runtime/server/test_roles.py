@@ -18,6 +18,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 
 import runtime as rt
 from harness.certs import CA
@@ -110,7 +113,7 @@ class Cluster:
         shown = held.current
         credentials = grpc.ssl_channel_credentials(shown.authorities, shown.key, shown.certificate)
         with grpc.secure_channel(server.address, credentials) as plain:
-            channel = grpc.intercept_channel(plain, rpc._Prover(server.address, security))
+            channel = grpc.intercept_channel(plain, rpc._Prover(plain, server.address, security, ""))
             yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
 
     @contextlib.contextmanager
@@ -122,8 +125,7 @@ class Cluster:
         held = security.tls()
         assert held is not None
         client = client or secrets.randbits(62) | 1
-        own = lambda: held.current.names  # noqa: E731
-        peer = Peer(of, lambda timeout: there, client, lambda timeout: None, tls=held.client_context, own=own)
+        peer = Peer(of, lambda timeout: there, client, lambda timeout: None, certificates=held)
         with contextlib.closing(peer):
             lane = peer.acquire()
             try:
@@ -417,27 +419,28 @@ def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
 def test_a_server_serves_with_a_certificate_of_its_own_task_only(cluster: Cluster) -> None:
     spec = kit.addresses(ps=2)
     for role, task, why in (
-        ("ps", "ps/1", "that of /job:ps/task:1"),
-        ("observer", "", "has the role observer"),
-        ("worker", "", "has the role worker"),
-        ("chief", "", "has the role chief"),
+        ("ps", "ps/1", "bellwether://run/ps/ps/1"),
+        ("observer", "", "bellwether://run/observer"),
+        ("worker", "", "bellwether://run/worker"),
+        ("chief", "", "bellwether://run/chief"),
     ):
-        with pytest.raises(rt.PermissionDeniedError, match=f"is not for this server: .*{why}"):
+        with pytest.raises(rt.PermissionDeniedError, match=IS_NOT.format(why=why)):
             rt.Server(spec, "ps", 0, security=cluster.security(role, task), start=False)
 
 
+IS_NOT = "is not for this server: it is that of .*{why}.* has not the name 0.ps.run"
 STAND_INS = [
-    ("worker", "worker/1", "run", "not for this server: it is that of /job:worker/task:1"),
-    ("ps", "ps/1", "run", "not for this server: it is that of /job:ps/task:1"),
-    ("worker", "", "run", "not for this server: it has the role worker"),
-    ("chief", "", "run", "not for this server: it has the role chief"),
-    ("king", "", "run", "not for this server: .*king.*, which is no role"),
-    ("ps", "ps/0", "other", "the server's certificate is of the run 'other', and ours of 'run'"),
+    ("worker", "worker/1", "run", "bellwether://run/worker/worker/1"),
+    ("ps", "ps/1", "run", "bellwether://run/ps/ps/1"),
+    ("worker", "", "run", "bellwether://run/worker"),
+    ("chief", "", "run", "bellwether://run/chief"),
+    ("king", "", "run", "bellwether://run/king"),
+    ("ps", "ps/0", "other", "bellwether://other/ps/ps/0"),
+    ("", "", "", "127.0.0.1 localhost, "),
     ("ps", "", "run", ""),
     ("ps", "ps/0", "run", ""),
-    ("", "", "", ""),
 ]
-"""What the certificate of a server says, and why it is none of /job:ps/task:0; empty where it may be."""
+"""The certificate of a server, and how the refusal names it; empty where the server may be /job:ps/task:0."""
 
 
 @pytest.fixture(scope="module")
@@ -471,15 +474,17 @@ def test_no_lane_is_opened_to_a_server_that_is_another_task(
     peer = Peer(
         *(PS, lambda timeout: Endpoint(there.host, there.port, None, there.host_id, there.incarnation), 7),
         lambda timeout: None,
-        tls=held.client_context,
-        own=lambda: held.current.names,
+        certificates=held,
     )
     lanes = server.transport_counters.lanes
     with contextlib.closing(peer):
         if not why:
             peer.release(peer.acquire())
             return
-        with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .*{why}"):
+        with pytest.raises(
+            rt.PermissionDeniedError,
+            match=f"^{PS}: .*{IS_NOT.format(why=why)}",
+        ):
             peer.acquire()
     assert server.transport_counters.lanes == lanes
 
@@ -501,7 +506,10 @@ def test_no_order_is_given_to_a_server_that_is_another_task(
             assert ask(channel) == PS
             return
         for wait in (False, True):
-            with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .*{why}"):
+            with pytest.raises(
+                rt.PermissionDeniedError,
+                match=f"^{PS}: .*{IS_NOT.format(why=why)}",
+            ):
                 ask(channel, wait=wait)
 
 
@@ -524,12 +532,12 @@ def test_a_channel_goes_on_with_the_same_task_and_with_no_other(cluster: Cluster
     with rpc.open_channel(spec["ps"][0], cluster.security("worker", "worker/0"), PS) as channel:
         with pytest.raises(rt.UnavailableError):
             ask(channel)  # nobody is there
-        for number, role in enumerate((good, good, "", good)):
+        for number, role in enumerate((good, good, uri("ps"), good)):
             with a_ps(cluster, spec, tmp_path / f"{number}", role):
                 assert ask(channel, wait=True) == ask(channel) == PS
         with a_ps(cluster, spec, tmp_path / "bad", bad):
             for wait in (False, True):
-                with pytest.raises(rt.PermissionDeniedError, match=f"{PS}: .* it is that of /job:worker/task:1"):
+                with pytest.raises(rt.PermissionDeniedError, match=f"{PS}: .* it is that of .*worker/1"):
                     ask(channel, wait=wait)
         with a_ps(cluster, spec, tmp_path / "again", good):
 
@@ -548,7 +556,7 @@ def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_pa
         with rt.Server(spec, "worker", 0, security=orders) as worker, rt.Graph().as_default() as graph:
             with rt.device(PS):
                 w = rt.Variable(np.zeros(3, np.float32), name="w")
-            with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .* it is that of /job:worker/task:1"):
+            with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .* it is that of .*worker/1"):
                 rt.Session(worker.target, graph, rt.SessionConfig(start_timeout_secs=60)).run(w.initializer)
         assert not stand_in.worker.store.variables() and not stand_in.worker.registry._calls
 
@@ -575,6 +583,38 @@ def test_who_waits_for_nobody_is_told_in_time_and_can_be_stopped(cluster: Cluste
     channel.close()
     thread.join(60)
     assert isinstance(heard[0], rt.CancelledError), heard
+
+
+def test_the_names_of_two_tasks_are_never_the_same() -> None:
+    """DNS compares without case, and a dot separates: runs and jobs that differ by these have other names."""
+    said = [
+        "run/ps/ps/0",
+        "Run/ps/ps/0",
+        "run/ps/PS/0",
+        "run/ps/a.ps/0",
+        "ps.run/ps/a/0",
+        "run/ps/ps/1",
+        "other/ps/ps/0",
+    ]
+    names = [roles.server_names(f"bellwether://{each}")[0] for each in said]
+    assert names[0] == "0.ps.run.bellwether" and len(set(names)) == len(names)
+    assert {roles.server_name([f"bellwether://{each}"], "")[-11:] for each in said} == {".bellwether"}
+    assert roles.server_names("bellwether://run/observer") == []
+    assert roles.server_name(["bellwether://run/observer"], PS) == roles.server_name(["w1"], PS) == ""
+
+
+def test_a_certificate_of_before_says_what_to_do(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """Certificates with a role of 0.1 have no name of the task: the server says so when it starts."""
+    directory = certificates.make(tmp_path / "old", cluster.authority, role="")
+    made = x509.load_pem_x509_certificate((directory / "here.pem").read_bytes())
+    builder = x509.CertificateBuilder(made.issuer, made.subject, made.public_key(), made.serial_number)
+    builder = builder.not_valid_before(made.not_valid_before_utc).not_valid_after(made.not_valid_after_utc)
+    names = [x509.DNSName("localhost"), x509.UniformResourceIdentifier(uri("ps", "ps/0"))]
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    pem = builder.sign(cluster.authority.key, SHA256()).public_bytes(Encoding.PEM)
+    (directory / "here.pem").write_bytes(pem)
+    with pytest.raises(rt.PermissionDeniedError, match=r"has not the name 0.ps.run.bellwether.*0\.2 .*--renew"):
+        rt.Server(kit.addresses(ps=1), "ps", 0, security=Security(certificates=directory), start=False)
 
 
 WORKER_1 = identity_of(("w1", uri("worker", "worker/1")))

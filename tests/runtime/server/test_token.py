@@ -8,7 +8,8 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -24,11 +25,11 @@ from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.transport import Endpoint, Peer, frames, rpc
-from runtime.transport.security import VARIABLE, Security, call_proof, find_token, tensor_proof
+from runtime.transport.security import VARIABLE, Security, find_token, tensor_proof
 from runtime.transport.token_files import Token
 from tests.kit.processes import Program, Task
 from tests.runtime import kit
-from tests.runtime.stranger import key_of
+from tests.runtime.stranger import challenge, key_of, shown
 from tests.runtime.transport.kit import read, say_hello, send
 
 pytestmark = pytest.mark.cluster
@@ -146,26 +147,18 @@ def test_health_serves_no_streams(server: rt.Server) -> None:
 def test_strangers_share_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls without a proof, and those of the health service, had a thread each while they were answered."""
     names: set[str] = set()
-    answer = rpc.TokenCheck._ask
+    answer = rpc.TokenCheck._refuse
 
-    def ask(check: rpc.TokenCheck, requests: Any, context: grpc.ServicerContext) -> None:
+    def refuse(check: rpc.TokenCheck, shown: str, context: grpc.ServicerContext) -> None:
         names.add(threading.current_thread().name)
-        answer(check, requests, context)
+        answer(check, shown, context)
 
-    monkeypatch.setattr(rpc.TokenCheck, "_ask", ask)
+    monkeypatch.setattr(rpc.TokenCheck, "_refuse", refuse)
     with rt.Server(kit.addresses(ps=1), "ps", 0) as server, grpc.insecure_channel(server.address) as channel:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         calls = [stub.Status.future(pb.StatusRequest(), timeout=60) for _ in range(300)]
         assert {call.exception().code() for call in calls} == {UNAUTHENTICATED}
     assert 0 < len(names) <= 4 and all(name.startswith("grpc strangers") for name in names)
-
-
-def challenge(server: rt.Server) -> str:
-    """What a server asks a proof about."""
-    with grpc.insecure_channel(server.address) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            services_pb2_grpc.WorkerServiceStub(channel).Status(pb.StatusRequest(), timeout=60)
-        return dict(caught.value.trailing_metadata())["bellwether-nonce"]
 
 
 def code_of(address: str) -> grpc.StatusCode:
@@ -179,27 +172,110 @@ def code_of(address: str) -> grpc.StatusCode:
         return grpc.StatusCode.OK
 
 
-def call_with(server: rt.Server, nonce: str, proof: str) -> grpc.StatusCode:
+def call_with(server: rt.Server, proof: str) -> grpc.StatusCode:
     with grpc.insecure_channel(server.address) as channel:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         try:
-            stub.Status(pb.StatusRequest(), timeout=60, metadata=[("bellwether-proof", f"{nonce}.{proof}")])
+            stub.Status(pb.StatusRequest(), timeout=60, metadata=[("bellwether-proof", proof)])
         except grpc.RpcError as error:
             return error.code()
         return grpc.StatusCode.OK
 
 
-def test_a_proof_is_good_for_one_process_at_one_port_with_one_token(server: rt.Server) -> None:
-    _, _, port = server.address.rpartition(":")
-    nonce, key = challenge(server), key_of(server)
-    assert call_with(server, nonce, call_proof(key, nonce, int(port))) is grpc.StatusCode.OK
-    assert call_with(server, nonce, call_proof(key, nonce, int(port) + 1)) is UNAUTHENTICATED
-    assert call_with(server, nonce, call_proof(secrets.token_bytes(32), nonce, int(port))) is UNAUTHENTICATED
-    other = secrets.token_hex(16)
-    assert call_with(server, other, call_proof(key, other, int(port))) is UNAUTHENTICATED
+def nonce_of(server: rt.Server) -> str:
+    with grpc.insecure_channel(server.address) as channel:
+        return challenge(channel)
+
+
+def test_a_proof_is_good_for_one_process(server: rt.Server) -> None:
+    """The proof holds for one process of one task at one address, with one token."""
+    host, _, port = server.address.rpartition(":")
+    nonce, key = nonce_of(server), key_of(server)
+    for task in ("", TASK):
+        assert call_with(server, shown(key, nonce, server.address, task)) is grpc.StatusCode.OK
+    for wrong in (
+        shown(key, nonce, f"{host}:{int(port) + 1}"),
+        shown(key, nonce, f"127.0.0.2:{port}"),
+        shown(key, nonce, server.address, "/job:ps/task:0"),
+        shown(secrets.token_bytes(32), nonce, server.address),
+        shown(key, secrets.token_hex(16), server.address),
+    ):
+        assert call_with(server, wrong) is UNAUTHENTICATED
     with rt.Server(kit.addresses(local=1), "local", 0) as another:
-        assert call_with(another, nonce, call_proof(key, nonce, int(port))) is UNAUTHENTICATED
-        assert challenge(another) != nonce and key_of(another) != key
+        assert call_with(another, shown(key, nonce, another.address)) is UNAUTHENTICATED
+        assert nonce_of(another) != nonce and key_of(another) != key
+
+
+class Relay(grpc.GenericRpcHandler):
+    """A process without the token at the port of a dead task: it answers with what a living task answers it."""
+
+    def __init__(self, living: str) -> None:
+        self.living = grpc.insecure_channel(living)
+        self.requests: list[bytes] = []
+        self.stolen: list[grpc.StatusCode] = []
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        metadata = [entry for entry in handler_call_details.invocation_metadata if entry.key.startswith("bellwether")]
+        method = handler_call_details.method
+
+        def relay(request: bytes, context: grpc.ServicerContext) -> bytes:
+            self.requests.append(request)
+            self._steal(metadata)
+            try:
+                return cast(
+                    bytes, self.living.unary_unary(method, bytes, bytes)(request, timeout=60, metadata=metadata)
+                )
+            except grpc.RpcError as error:
+                context.set_trailing_metadata(error.trailing_metadata())  # type: ignore[attr-defined]
+                context.abort(error.code(), error.details())  # type: ignore[attr-defined]
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(relay)
+
+    def _steal(self, metadata: Any) -> None:
+        """Has the living task forget its variables, with the proof of who has called."""
+        try:
+            clear = self.living.unary_unary("/bellwether.WorkerService/Clear", bytes, bytes)
+            clear(pb.ClearRequest(all=True).SerializeToString(), timeout=60, metadata=metadata)
+            self.stolen.append(grpc.StatusCode.OK)
+        except grpc.RpcError as error:
+            self.stolen.append(error.code())  # type: ignore[attr-defined]
+
+
+def test_a_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
+    """A stranger at the port of a dead ps had its clients prove to another ps of that port that it was they."""
+    security = other_token(tmp_path)
+    port = kit.addresses(ps=1)["ps"][0].rpartition(":")[2]
+    cluster = {"ps": [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]}
+    with rt.Server(cluster, "ps", 1, security=security) as living:
+        for left in living._tokens:
+            left.close()  # as on another host
+        tasks.withdraw(living.address, living)
+        relay = Relay(living.address)
+        stand_in = grpc.server(ThreadPoolExecutor(4), handlers=[relay], options=[("grpc.so_reuseport", 0)])
+        assert stand_in.add_insecure_port(cluster["ps"][0])
+        stand_in.start()
+        try:
+            with pytest.raises(rt.UnauthenticatedError, match="does not answer for 127.0.0.1:.*127.0.0.2:"):
+                rt.probe(cluster["ps"][0], 60, security=security)
+        finally:
+            stand_in.stop(0).wait(60)
+            relay.living.close()
+        assert relay.stolen and set(relay.stolen) == {UNAUTHENTICATED}
+        assert set(relay.requests) == {b""}, "nothing is sent before the server has shown who it is"
+        assert rt.probe(living.address, 60, security=security).task == "/job:ps/task:1"
+
+
+def test_a_server_without_the_token_gets_no_request(tmp_path: pathlib.Path) -> None:
+    """Whoever had the port of a dead task read what its clients sent, and gave false answers."""
+    security, address = other_token(tmp_path), kit.addresses(local=1)
+    with rt.Server(address, "local", 0, security=Security.insecure()) as stranger:
+        tasks.withdraw(stranger.address, stranger)
+        stranger._unshare()
+        with pytest.raises(rt.UnauthenticatedError, match="cannot show that it has the token"):
+            rt.probe(stranger.address, 60, security=security)
+        with pytest.raises(rt.UnauthenticatedError, match="cannot show that it has the token"):
+            rt.Session(stranger.target, security=security)
 
 
 # -- the tensor channel ----------------------------------------------------------------------------------------

@@ -7,15 +7,17 @@ import socket
 import ssl
 import time
 
-import grpc
 import pytest
 
+import runtime as rt
 from harness.certs import CA
 from runtime.errors import InvalidArgumentError, UnauthenticatedError
-from runtime.transport import certificates, rpc
+from runtime.master import tasks
+from runtime.transport import certificates
 from runtime.transport.certificates import Certificates, choose, is_near_end, words
 from runtime.transport.security import VARIABLE, Security, in_force, share
 from tests.kit.certificates import make, pair_of, write
+from tests.runtime import kit
 
 DAY = 86400.0
 
@@ -350,20 +352,47 @@ def test_times_in_words(seconds: float, said: str) -> None:
     assert words(seconds).startswith(said)
 
 
-def test_a_channel_that_nobody_uses_does_not_try_again_and_again(tmp_path: pathlib.Path, authority: CA) -> None:
-    """A worker that came before the ps printed ten lines a second, CERTIFICATE_VERIFY_FAILED, though all was right.
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_directory_that_others_write_is_refused(tmp_path: pathlib.Path, mode: int, authority: CA) -> None:
+    """With a group of several users, or for all: who can write there can replace the CA."""
+    directory = make(tmp_path / "certs", authority)
+    directory.chmod(mode)
+    if mode == 0o775:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory to a group of others")
+        os.chown(directory, -1, 65534)
+    with pytest.raises(UnauthenticatedError, match=r"others can write .*certs \(mode 0.*chmod go-w"):
+        Certificates(directory)
+    directory.chmod(0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(UnauthenticatedError, match="others can write"):
+        Certificates(directory)
+    tmp_path.chmod(0o1777)
+    Certificates(directory)
+    (directory / "ca.pem").chmod(0o666)
+    with pytest.raises(UnauthenticatedError, match="others can write .*ca.pem"):
+        Certificates(directory)
 
-    Its channel had failed to reach the ps, and trusted nobody yet: it is the next call that looks whom to trust.
-    """
-    security = Security(certificates=make(tmp_path / "certs", authority))
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        address = f"127.0.0.1:{there.getsockname()[1]}"
-    channel = rpc.open_channel(address, security)
-    method = channel.unary_unary("/no/method", request_serializer=bytes, response_deserializer=bytes)
-    with pytest.raises(grpc.RpcError):
-        method(b"", timeout=5)
-    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))) as server:
-        server.settimeout(1)
-        with pytest.raises(TimeoutError):
-            server.accept()
-    channel.close()
+
+def test_a_ca_that_others_may_have_put_there_is_not_taken(
+    tmp_path: pathlib.Path, authority: CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another user replaced the CA of a running ps, and cleared all variables with a certificate of that CA."""
+    directory = make(tmp_path / "certs", authority)
+    spec = kit.addresses(ps=1)
+    attacker = make(tmp_path / "attacker")
+    chosen = (attacker / "ca.pem").read_bytes()
+    (attacker / "ca.pem").write_bytes(chosen + authority.pem()[1])  # it takes any server
+    foreign = Security(certificates=attacker)
+    with rt.Server(spec, "ps", 0, security=Security(certificates=directory)) as server:
+        tasks.withdraw(server.address, server)
+        server._unshare()
+        directory.chmod(0o777)
+        (directory / "ca.pem").unlink()
+        (directory / "ca.pem").write_bytes(chosen)
+        for _ in range(2):
+            with pytest.raises(UnauthenticatedError):
+                rt.probe(server.address, 60, security=foreign)
+        assert "going on with the certificate of before" in caplog.text and "others can write" in caplog.text
+        ours = Security(certificates=make(tmp_path / "ours", authority))
+        assert rt.probe(server.address, 60, security=ours).task == "/job:ps/task:0"
