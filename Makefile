@@ -14,7 +14,7 @@ PEERS_STAMP := $(PEERS)/.installed
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --quiet --python-version=3.11 --python-platform=linux \
 	--generate-hashes --no-header --no-annotate
 # What the development environment has of the optional dependencies: all but ray, which has its own.
-EXTRAS := build cartpole dev digits docs mnist models rich safetensors tensorboard test
+EXTRAS := build cartpole dev digits docs mnist models safetensors tensorboard test
 LOGDIR ?= runs
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 # Each run has a directory of its own; make mnist RUN=NAME goes on with one that is there.

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 import runtime as rt
 
 _NUMBER = re.compile(r"[\d.]+( [KMGT]?B|%)?")
+_GIVEN_UP = (
+    *("INCARNATION", "CONN", "VARS", "CPU", "BYTES", "MEM", "QUEUE", "STALE", "APPLY MS", "PULL/COMP/PUSH"),
+    *("STEP MS", "ROLE", "STEPS/S", "STEP"),
+)
+"""The columns that a narrow terminal does not show, in this order."""
+_GAP = 2
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,29 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     numbers = number_columns(rows)
     columns = [_aligned(column, number in numbers) for number, column in enumerate(zip(*rows, strict=True))]
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+
+
+def fitting(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """Returns the columns of a table that a terminal of so many characters has room for; the last one is cut off."""
+    kept = list(range(len(rows[0])))
+
+    def room() -> int:
+        return width - sum(_width(rows, column) + _GAP for column in kept[:-1])
+
+    for heading in _GIVEN_UP:
+        if room() >= len(rows[0][-1]):
+            break
+        kept = [column for column in kept if rows[0][column] != heading]
+    last = max(room(), 1)
+    return [[*(row[column] for column in kept[:-1]), _cut(row[-1], last)] for row in rows]
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _width(rows: Sequence[Sequence[str]], column: int) -> int:
+    return max(len(row[column]) for row in rows)
 
 
 def _aligned(column: Sequence[str], right: bool) -> list[str]:

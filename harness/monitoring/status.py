@@ -2,7 +2,7 @@ r"""The state of a cluster in the terminal: `python -m harness.status --target=h
 
 --cluster takes "ps=a:2222,b:2222;worker=c:2222", the same as JSON, or the name of a JSON file; --target asks one task
 for the cluster that it knows. Workers that have joined the training run besides are shown too, also when they have left
-or are gone. On a terminal the table is coloured, and redrawn in place by --watch, where rich is installed. The exit
+or are gone. On a terminal the table is coloured, and redrawn in place by --watch. The exit
 code is 0 when every task of the cluster answers and knows the same cluster, or is done with training, 1 when not, 2 for
 bad arguments.
 """
@@ -10,23 +10,22 @@ bad arguments.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 import runtime as rt
 from harness import exit_codes
 from harness.command_line import Parser
-from harness.monitoring.rates import Figures, figures, sizes, table
-from harness.monitoring.status_screen import Screen, terminal
+from harness.launch.output import wants_colour
+from harness.monitoring.rates import Figures, figures, fitting, sizes, table
 
 _AT_ONCE = 32
 
@@ -288,53 +287,52 @@ def is_whole(states: list[TaskStatus]) -> bool:
     return all(not state.problem for state in states)
 
 
-def _row_style(state: TaskStatus) -> str:
-    """How the row of a task looks on a terminal; see ``Screen``."""
+def _colour(state: TaskStatus) -> int:
+    """Returns the ANSI colour of a task's row: green, yellow, red, or grey where the task is done or gone."""
     if state.problem:
-        return "bad"
+        return 31
     if state.report is None:
-        return "over"
+        return 90
     values = state.report.values
     doubtful = values.get("backup_usable") == 0 or values.get("insecure") or values.get("certificate_near_end")
-    return "warn" if doubtful else "up"
+    return 33 if doubtful else 32
 
 
-def _screen(states: list[TaskStatus], spans: Mapping[str, Figures], options: argparse.Namespace) -> Screen:
-    missing = [state.task for state in states if state.problem]
-    return Screen(
-        as_rows(states, spans, time.time()),
-        [_row_style(state) for state in states],
-        variable_rows(states) if options.variables else (),
-        f"not whole: {', '.join(missing)}" if missing else "",
-    )
+def _lines(states: list[TaskStatus], spans: Mapping[str, Figures], variables: bool, width: int | None) -> list[str]:
+    """Returns what is shown of a cluster, for a terminal of so many characters or for a pipe."""
+    rows = as_rows(states, spans, time.time())
+    lines = table(fitting(rows, width) if width else rows).splitlines()
+    if width and wants_colour("auto", sys.stdout):
+        coloured = (f"\033[{_colour(state)}m{line}\033[0m" for state, line in zip(states, lines[1:], strict=True))
+        lines = [lines[0], *coloured]
+    if variables:
+        lines += ["", *table(variable_rows(states)).splitlines()]
+    if missing := [state.task for state in states if state.problem]:
+        lines += ["", f"not whole: {', '.join(missing)}"]
+    return lines
 
 
-def _print_plain(screen: Screen) -> None:
-    print(table(screen.tasks))
-    for text in (table(screen.variables) if screen.variables else "", screen.note):
-        if text:
-            print(f"\n{text}")
-    sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _shown(options: argparse.Namespace) -> Iterator[Callable[[list[TaskStatus], Mapping[str, Figures]], None]]:
-    """What shows the state of the cluster, in the form that the arguments and the terminal ask for."""
+def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus], Mapping[str, Figures]], None]:
+    """Returns what shows the state of the cluster, in the form that the arguments and the terminal ask for."""
     if options.json:
-        yield lambda states, spans: print(json.dumps(as_json(states, spans)), flush=True)
-        return
-    on_terminal = sys.stdout.isatty()
-    if on_terminal and os.environ.get("TERM") != "dumb" and importlib.util.find_spec("rich"):
-        with terminal(options.watch) as draw:
-            yield lambda states, spans: draw(_screen(states, spans, options))
-        return
+        return lambda states, spans: print(json.dumps(as_json(states, spans)), flush=True)
+    on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    drawn = 0  # lines of the table that stands above the cursor
 
     def show(states: list[TaskStatus], spans: Mapping[str, Figures]) -> None:
-        if options.watch:
-            print("\033[2J\033[H" if on_terminal else f"-- {time.strftime('%H:%M:%S')}\n", end="")
-        _print_plain(_screen(states, spans, options))
+        nonlocal drawn
+        room = shutil.get_terminal_size()
+        lines = _lines(states, spans, options.variables, room.columns if on_terminal else None)
+        if options.watch and not on_terminal:
+            lines = [f"-- {time.strftime('%H:%M:%S')}", *lines]
+        elif options.watch:
+            lines = [f"{line}\033[K" for line in lines[: room.lines - 1]]
+            lines[0] = f"\033[{drawn}A{lines[0]}" if drawn else lines[0]
+            lines[-1] += "\033[J"
+            drawn = len(lines)
+        print("\n".join(lines), flush=True)
 
-    yield show
+    return show
 
 
 def _parser() -> Parser:
@@ -392,17 +390,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     at = time.monotonic()
     never = threading.Event()
     try:
-        with _shown(options) as show:
-            while True:
-                never.wait(options.interval)
-                states = probe_tasks(cluster, options.timeout_secs, options.variables, security)
-                now = time.monotonic()
-                spans = {
-                    s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None
-                }
-                show(states, spans)
-                if not options.watch:
-                    return 0 if is_whole(states) else 1
-                before, at = {s.task: s for s in states}, now
+        show = _display(options)
+        while True:
+            never.wait(options.interval)
+            states = probe_tasks(cluster, options.timeout_secs, options.variables, security)
+            now = time.monotonic()
+            spans = {s.task: figures(before[s.task].report, s.report, now - at) for s in states if s.report is not None}
+            show(states, spans)
+            if not options.watch:
+                return 0 if is_whole(states) else 1
+            before, at = {s.task: s for s in states}, now
     except KeyboardInterrupt:
         return 0
