@@ -5,7 +5,8 @@ one instant. The task, the *primary*, sends what has changed since the last imag
 that, or keeps the one before: an image is whole or absent. The holder does not know what the entries mean.
 
 A process that starts as a task draws a random process id. The process that introduced itself last, or took the image up
-last, is the primary; what an earlier process of the task (a frozen one that was replaced) still sends is refused.
+last, is the primary. What an earlier process of the task (a frozen one that was replaced) still sends is refused, also
+when that process has not sent anything before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from runtime.tensor_spec import Array
 
 CHUNK_BYTES = 64 << 20
 """Bytes of arrays after which a message ends and the next one begins."""
+
+_PROCESSES_KEPT = 64
+"""Process ids remembered of one task."""
 
 Header = dict[str, Any]
 REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
@@ -115,7 +119,8 @@ class BackupHolder:
         self._lock = threading.Lock()
         self._images: dict[str, BackupImage] = {}
         self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # process id, version, entries so far
-        self._process_ids: dict[str, int] = {}
+        self._process_ids: dict[str, list[int]] = {}
+        """By task, the process ids that were introduced; the last one is that of the primary."""
 
     def answer_message(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message as it travels: see ``packed_message``."""
@@ -153,10 +158,10 @@ class BackupHolder:
         task, process_id, version, base = header["of"], header["process_id"], header["version"], header["base"]
         came = unpacked(header["put"], arrays)
         with self._lock:
-            if header["hello"]:
-                self._process_ids[task] = process_id
-            elif self._process_ids.setdefault(task, process_id) != process_id:
+            known = self._process_ids.get(task, [])
+            if process_id in known[:-1] or known and known[-1] != process_id and not header["hello"]:
                 return {"refused": REFUSED_PROCESS}
+            self._introduce(task, process_id)
             kept = self._images.get(task)
             if base is not None and (
                 kept is None or kept.version != base or kept.about.get("process_id") != process_id
@@ -179,11 +184,17 @@ class BackupHolder:
             )
             return {}
 
+    def _introduce(self, task: str, process_id: int) -> None:
+        known = self._process_ids.setdefault(task, [])
+        if process_id not in known:
+            known.append(process_id)
+            del known[:-_PROCESSES_KEPT]
+
     def _take(self, header: Header) -> tuple[Header, list[Array]]:
         task, index = header["of"], header["index"]
         with self._lock:
             if index == 0:
-                self._process_ids[task] = header["process_id"]  # who had this name before has lost it
+                self._introduce(task, header["process_id"])  # earlier processes of the task have lost their place
             image = self._images.get(task)
         if image is None or image.unusable_because:
             return {"found": False, "why": image.unusable_because if image is not None else "it has none"}, []

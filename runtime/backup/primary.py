@@ -19,7 +19,7 @@ from typing import Any
 from absl import logging
 
 from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, chunks, packed
-from runtime.errors import AbortedError, OpError
+from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.tensor_spec import Array
 from runtime.transport.connection import current_call
 from runtime.transport.listener import Reply
@@ -27,7 +27,7 @@ from runtime.transport.listener import Reply
 DEFAULT_LAG = 100
 """How many updates may be lost by default."""
 SETTLE_SECS = 30.0
-"""How long a change that must be in the backup waits for that."""
+"""An order has failed if the backup has not got it and nothing more has reached the holder for so long."""
 LANE_MEMORY_SECS = 600.0
 """How long the last answer of a lane that is not used is kept."""
 _TRIES = 3
@@ -144,6 +144,7 @@ class Primary:
         self._answered: dict[LaneKey, Answered] = {}
         self._tokens: dict[str, Any] | None = None  # of the image that the holder has; None: send all
         self._introduced = False
+        self._moved_at = 0.0  # when the holder answered the last message
         self._next_at = 0.0
         self._checked_at = 0.0
         self._most_lag = 0
@@ -157,9 +158,9 @@ class Primary:
 
     def close(self) -> None:
         """Ends it; what is not in the backup yet is sent if that takes no time. Does nothing the second time."""
-        if self._thread.is_alive():
-            self.settle(_WAIT_SECS)
         with self._lock:
+            if self._thread.is_alive():
+                self._hurry(lambda: self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS))
             self._closed = True
             for condition in (self._work, self._arrived, self._resumed, self._drained):
                 condition.notify_all()
@@ -176,6 +177,9 @@ class Primary:
             client: who calls.
             gated: an update of variables that does not wait for anybody. What is not is no update but an order: its
                 reply waits until the backup has all of it, whatever the lag.
+
+        Raises:
+            AbortedError, UnavailableError: as ``settle``. An update raises no UnavailableError.
         """
         if not gated:
             reply = run()
@@ -198,17 +202,34 @@ class Primary:
                     self._answered[client, lane] = answered
                 if self._paused and not self._running:
                     self._drained.notify()
-                self._wait_in_bounds()
+                self._wait_for(self._version - self.lag)
         return reply
 
-    def _wait_in_bounds(self) -> None:
-        version = self._version
-        if self._replicated >= version - self.lag:
-            return
-        began = time.monotonic()
-        while self._replicated < version - self.lag and not self._lost and not self._closed:
-            self._arrived.wait(_WAIT_SECS)
-        self._waited_secs += time.monotonic() - began
+    def _has(self, version: int) -> bool:
+        """Returns True if the backup has a version, or will not get it: the holder is lost, or the task stops."""
+        return self._replicated >= version or bool(self._lost) or self._closed
+
+    def _wait_for(self, version: int, patience_secs: float | None = None) -> None:
+        """Waits, holding the lock, until the backup has a version; a lost holder holds nobody up.
+
+        This is the one wait of updates and orders: what the task answers is in the backup by then.
+
+        Args:
+            version: the version.
+            patience_secs: time without an answer of the holder after which the wait has failed; None for no limit.
+
+        Raises:
+            AbortedError: another process has taken the place of this one.
+            UnavailableError: the backup has not got the version in time.
+        """
+        if not self._has(version):
+            began = time.monotonic()
+            while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
+                if patience_secs is not None and time.monotonic() - self._moved_at >= patience_secs:
+                    raise UnavailableError(
+                        f"its backup at {self.holder} has not got this for {patience_secs:g} s", task=self.task
+                    )
+            self._waited_secs += time.monotonic() - began
         if self._replaced:
             raise AbortedError("another process has taken the place of this one", task=self.task)
 
@@ -225,19 +246,26 @@ class Primary:
         """How many updates that are not taken yet make a sending urgent."""
         return max(1, self.lag // 2)
 
-    def settle(self, timeout: float = SETTLE_SECS) -> None:
-        """Waits until the backup has everything so far, unless its holder is lost, or time is up."""
-        deadline = time.monotonic() + timeout
+    def settle(self, patience_secs: float = SETTLE_SECS) -> None:
+        """Waits until the backup has everything so far, unless its holder is lost.
+
+        Args:
+            patience_secs: time without an answer of the holder after which the wait has failed.
+
+        Raises:
+            AbortedError: another process has taken the place of this one.
+            UnavailableError: the backup has not got everything in time.
+        """
         with self._lock:
-            wanted = self._version
-            self._urgent += 1
-            self._work.notify()
-            while self._replicated < wanted and not self._lost and not self._closed:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    logging.warning("%s: its backup at %s is not up to date yet", self.task, self.holder)
-                    break
-                self._arrived.wait(min(left, _WAIT_SECS))
+            self._hurry(lambda: self._wait_for(self._version, patience_secs))
+
+    def _hurry(self, wait: Callable[[], object]) -> None:
+        """Has everything sent at once while ``wait`` runs, which holds the lock."""
+        self._urgent += 1
+        self._work.notify()
+        try:
+            wait()
+        finally:
             self._urgent -= 1
 
     def forget(self, client: int) -> None:
@@ -385,6 +413,7 @@ class Primary:
                     "unusable_because": capture.unusable_because,
                 }
             answer, _ = self._send(header, arrays)
+            self._moved_at = time.monotonic()
             refused = answer.get("refused", "")
             if refused == REFUSED_PROCESS:
                 logging.error("%s: another process has taken its place: this one leaves", self.task)

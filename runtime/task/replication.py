@@ -28,7 +28,7 @@ class Replicator(Protocol):
         """Something has changed."""
 
     def settle(self) -> None:
-        """Waits until all that has changed is in the backup."""
+        """Waits until all that has changed is in the backup; as ``Primary.settle``."""
 
     def forget(self, client: int) -> None:
         """Drops the last answers to a client that has said goodbye from the backup."""

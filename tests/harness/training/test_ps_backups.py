@@ -3,9 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from harness.launch.ports import free_ports
+from runtime.proto import services_pb2, services_pb2_grpc
+from runtime.proto.run_record_pb2 import RunOrder
+from runtime.transport import rpc
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit.processes import Task
@@ -190,6 +194,10 @@ def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
         second = c.ps(1)
         chief = c.worker(0)
         assert chief.request("steps", 3) == 3
+        address = c.spec["ps"][1]
+        channel = rpc.open_channel(address)
+        stub = services_pb2_grpc.WorkerServiceStub(channel)
+        incarnation = stub.Status(services_pb2.StatusRequest(), timeout=60).incarnation
         second.freeze()
         # As a scheduler does that lost sight of a machine: the address leads to another process now.
         moved = [*c.spec["ps"]]
@@ -197,5 +205,10 @@ def test_a_frozen_ps_that_was_replaced_cannot_answer_any_more() -> None:
         again = c.start("ps", 1, cluster={**c.spec, "ps": moved})
         again.hear("SERVING")
         assert again.said_so_far("LOG", "goes on from its backup")
+        join = RunOrder(incarnation=incarnation, sender="/job:worker/task:9", join=RunOrder.Join())
+        orders = [stub.Run.future(join, timeout=60) for _ in range(8)]
         second.thaw()
+        for order in orders:  # none of them is in the backup, so none is told that it was carried out
+            assert order.code() is grpc.StatusCode.ABORTED, order
+        channel.close()
         second.hear("LOG", "another process has taken its place")

@@ -170,14 +170,50 @@ def test_who_was_replaced_answers_nobody_any_more() -> None:
     old.settle()
     assert kept(holder) == {}  # takes it up, as life 7
     old.count()
-    with pytest.raises(AbortedError, match="taken the place"):
-        old.carry_out(lambda: Reply([]), 1, gated=True)
+    for gated in (False, True):
+        with pytest.raises(AbortedError, match="taken the place"):
+            old.carry_out(lambda: Reply([]), 1, gated=gated)
     assert left.is_set()
     new = made(source, holder, process_id=7)
     new.start()
     new.settle()
     assert new.problem == ""
     new.close()
+
+
+def test_order_fails_when_the_holder_does_not_answer() -> None:
+    """An order is not answered as done while the backup lacks it."""
+    answers = threading.Event()
+
+    class Dawdling(Holder):
+        def send(self, header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
+            answers.wait()
+            return super().send(header, arrays)
+
+    primary = made(Source(), Dawdling())
+    primary.start()
+    primary.count()
+    with pytest.raises(UnavailableError, match="has not got this"):
+        primary.settle(0.05)
+    answers.set()
+    primary.settle()
+    primary.close()
+
+
+def test_replaced_process_cannot_introduce_itself() -> None:
+    """A process that was frozen between its start and its first message does not take the place of the next one."""
+    holder = Holder()
+    first, second = (made(Source(), holder, process_id=number) for number in (1, 2))
+    for number in (1, 2):
+        image.read(lambda header: holder.backups.answer(header, ()), TASK, number)
+    second.start()
+    second.settle()
+    first.start()
+    with pytest.raises(AbortedError, match="taken the place"):
+        first.carry_out(lambda: Reply([]), 1, gated=False)
+    second.count()
+    second.settle()
+    second.close()
 
 
 class Client:
