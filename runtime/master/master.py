@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import itertools
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +23,7 @@ from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec
 from runtime.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from runtime.master.config import SessionConfig
+from runtime.master.dropped import when_dropped
 from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
@@ -87,7 +90,11 @@ class MasterSession:
         """Those with a push that was not answered yet, or with parameters for their next step."""
         self._lock = threading.Lock()
         self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
-        self.tasks: dict[str, Task] = join(
+        self.tasks: dict[str, Task] = {}
+        # From here on an interrupted caller leaves nothing: a session that nobody refers to is ended.
+        self._end = functools.partial(_end_session, self.id, self.tasks, worker)
+        self._when_dropped = when_dropped(self, self._end)
+        self.tasks |= join(
             _visible(cluster, target, options.device_filters),
             cluster=cluster,
             sender=worker.task,
@@ -369,9 +376,8 @@ class MasterSession:
             self._closed = True
         for pipeline in list(self._ahead):
             pipeline.finish()
-        for task in self.tasks.values():
-            task.close(self.id)
-        self._worker.counters.end_session(self.id)
+        self._end()
+        self._when_dropped.detach()
 
     def silent_secs(self) -> float:
         """For how long the task that is silent longest has given no sign of life; 0 when all of them do."""
@@ -405,7 +411,8 @@ class Master:
         self.target = target
         self._worker = worker
         self._lock = threading.Lock()
-        self._sessions: dict[int, MasterSession] = {}
+        self._sessions: weakref.WeakValueDictionary[int, MasterSession] = weakref.WeakValueDictionary()
+        """Those that are open; a session belongs to the engine or client that opened it."""
         self._pending: set[Cancellation] = set()
         """What ends the sessions that are being opened, and the orders that wait."""
         self._stopped = False
@@ -546,6 +553,12 @@ def _visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[st
         for task, address in cluster.tasks().items()
         if (task.job, task.index) == target or (task.job != EVALUATOR and _matches(str(task), filters))
     ]
+
+
+def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker) -> None:
+    for task in tasks.values():
+        task.close(session)
+    worker.counters.end_session(session)
 
 
 def _value_id(task: Task) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -207,7 +208,8 @@ class RemoteEngine:
         self.id = self._id = answer.session
         self._closed = threading.Event()
         try:
-            threading.Thread(target=self._renew, name=f"renew session at {address}", daemon=True).start()
+            renewed = weakref.ref(self), self._closed, self._stub, self._id, target
+            threading.Thread(target=_renew, args=renewed, name=f"renew session at {address}", daemon=True).start()
         except BaseException:
             self.close()
             raise
@@ -249,18 +251,6 @@ class RemoteEngine:
                     logging.warning("opening a session at %s: %s", self._target, error)
                 else:
                     logging.warning("still waiting for a server at the session's target %s", self._target)
-
-    def _renew(self) -> None:
-        """Tells the master every few seconds that this client still has its session."""
-        request = pb.RenewSessionRequest(session=self._id)
-        while not self._closed.wait(timeouts.RENEW_SECS):
-            try:
-                rpc.call(self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target)
-            except AbortedError as error:  # whoever runs the next step is told the same
-                logging.warning("the session at %s is gone: %s", self._target, error)
-                return
-            except OpError as error:
-                logging.debug("the session at %s was not renewed: %s", self._target, error)
 
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
@@ -346,6 +336,25 @@ class RemoteEngine:
         finally:
             self._channel.close()
             self._wait_log.close()
+
+
+def _renew(
+    engine: weakref.ref[RemoteEngine],
+    closed: threading.Event,
+    stub: services_pb2_grpc.MasterServiceStub,
+    session: int,
+    target: str,
+) -> None:
+    """Renews a session every few seconds, until it is closed or nobody refers to its engine any more."""
+    request = pb.RenewSessionRequest(session=session)
+    while not closed.wait(timeouts.RENEW_SECS) and engine() is not None:
+        try:
+            rpc.call(stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=target)
+        except AbortedError as error:  # the next step of the client fails by the same
+            logging.warning("the session at %s is gone: %s", target, error)
+            return
+        except OpError as error:
+            logging.debug("the session at %s was not renewed: %s", target, error)
 
 
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:

@@ -45,6 +45,7 @@ from runtime.session.feeds import feed_value
 from runtime.session.in_process import PrivateServer
 from runtime.session.lead import Authority
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
+from runtime.state.interrupts import uninterrupted
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 from runtime.transport.security import Security
 
@@ -486,8 +487,13 @@ class Session:
 
     # -- life --------------------------------------------------------------------------------------------------
 
+    @uninterrupted
     def close(self) -> None:
-        """Ends the session: blocked operations end with CancelledError. Never waits for a dead task."""
+        """Ends the session: blocked operations end with CancelledError. Never waits for a dead task.
+
+        Ctrl-C and SIGTERM take effect when the session has ended: a session that was half closed would keep its
+        connections.
+        """
         if not self._closed:
             self._closed = True
             self._when_dropped.detach()

@@ -27,6 +27,7 @@ STEPS_PER_SESSION = 32
 STEPS_UNDER_WAY = 16
 """Newest steps of each session that may be half done: fewer than are remembered, so that none is forgotten by then."""
 SESSIONS = 4096
+"""Sessions remembered; one that wrote nothing for ``REMEMBER_SECS`` is forgotten before."""
 NO_SNAPSHOT = "no consistent snapshot"
 """How errors begin of snapshots that were not of one instant; begun again, they work."""
 REMEMBER_SECS = 5.0
@@ -62,6 +63,7 @@ class Gate:
         self._running = 0
         self._entered = 0
         self._sessions: OrderedDict[int, OrderedDict[int, Writes]] = OrderedDict()
+        """The sessions, and the steps of each, in the order of their last writes; none is empty."""
 
     def enter(self, key: StepKey) -> None:
         """Before a writing stage runs: waits while the gate is paused."""
@@ -96,18 +98,23 @@ class Gate:
 
     def _record(self, key: StepKey, expected: Mapping[str, int]) -> None:
         session, step = key
-        steps = self._sessions.get(session)
-        if steps is None:
-            steps = self._sessions[session] = OrderedDict()
-            if len(self._sessions) > SESSIONS:
-                self._sessions.popitem(last=False)
-        writes = steps.get(step)
-        if writes is None:
-            writes = steps[step] = Writes(expected)
-            if len(steps) > STEPS_PER_SESSION:
-                steps.popitem(last=False)
+        steps = self._sessions.setdefault(session, OrderedDict())
+        self._sessions.move_to_end(session)
+        writes = steps.setdefault(step, Writes(expected))
+        steps.move_to_end(step)
         writes.done += 1
         writes.at = time.monotonic()
+        if len(steps) > STEPS_PER_SESSION:
+            steps.popitem(last=False)
+        # A session is forgotten by its age and not at its end: another task may still report its last steps, which
+        # would look half done then.
+        while len(self._sessions) > SESSIONS or writes.at - self._oldest_at() > REMEMBER_SECS:
+            self._sessions.popitem(last=False)
+
+    def _oldest_at(self) -> float:
+        """Returns when the session that has been silent for longest wrote last."""
+        steps = next(iter(self._sessions.values()))
+        return next(reversed(steps.values())).at
 
     def pause(self, snapshot: int, secs: float, timeout: float) -> None:
         """Holds new writing stages for at most ``secs`` and waits until those under way have ended.

@@ -164,7 +164,7 @@ def test_a_plain_saver_beside_a_chief_deposes_nobody_and_loses_its_jobs_with_it(
         chiefs.authority.lead_with(records.claim())
         saver = harness.Saver(transfer=transfer)
         chiefs_path = saver.save(chiefs, tmp_path / "chief", 1)
-        slices = names.slices_of(chiefs, saver._variables(), stream=transfer == "stream")
+        slices = names.slices_of(chiefs, saver._variables(rt.get_default_graph()), stream=transfer == "stream")
         snapshots = [sess.checkpoint_coordinator.snapshot(slices) for sess in (chiefs, plain)]
         for path in (chiefs_path, harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 1)):
             assert [harness.load_variable(path, f"v{i}")[0] for i in range(3)] == [0, 1, 2]
@@ -221,7 +221,7 @@ def test_the_first_order_of_a_chief_waits_for_what_the_one_before_still_writes(
         olds.authority.lead_with(old.claim())
         saver = harness.Saver()
         participant = cluster[PS[0]].worker.checkpoint_participant
-        snapshot = olds.checkpoint_coordinator.snapshot(names.slices_of(olds, saver._variables()))
+        snapshot = olds.checkpoint_coordinator.snapshot(names.slices_of(olds, saver._variables(rt.get_default_graph())))
         job = participant._jobs[snapshot.job]
         with participant._worked_on(job, Cancellation(), "writes"):
             news.authority.lead_with(new.claim())  # a claim waits for nothing

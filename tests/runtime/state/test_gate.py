@@ -11,6 +11,7 @@ import pytest
 from runtime.checkpoint.snapshot import half_done_steps
 from runtime.errors import DeadlineExceededError
 from runtime.proto import services_pb2 as pb
+from runtime.state import write_gate
 from runtime.state.write_gate import Gate
 from tests.kit.waits import until
 
@@ -176,3 +177,23 @@ def test_a_cut_learns_at_once_that_another_has_begun() -> None:
     gate.pause(CUT + 1, 60, 1)
     assert ended.wait(100)
     thread.join(60)
+
+
+def test_ended_sessions_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate forgets a session that has written nothing for a while, as soon as another one writes."""
+    gate = Gate()
+    monkeypatch.setattr(write_gate, "REMEMBER_SECS", 0.0)
+    for session in range(1000):
+        for step in range(32):
+            _write(gate, session, step)
+    assert list(gate._sessions) == [999]
+
+
+def test_session_that_writes_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among too many sessions the one that has been silent for longest is forgotten, not the one that came first."""
+    gate = Gate()
+    monkeypatch.setattr(write_gate, "SESSIONS", 2)
+    for other in range(2, 10):
+        _write(gate, 1, other)
+        _write(gate, other, 1)
+    assert set(gate._sessions) == {1, 9}
