@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,12 +24,19 @@ from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 
-LIST_BYTES = 16 << 20
+LIST_BYTES = 48 << 20
 """How large a list may be, constants and all. Large constants travel beside it, not in it."""
-EQUATIONS = 50_000
-"""How many equations a list may have; those of a loop that is unrolled count as often as it is."""
-VALUES = 1 << 18
+PART = 1 << 11
+"""The cost of what XLA compiles at once; a longer list is compiled and run in parts. A kernel of its own for each
+equation takes XLA 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a thread."""
+OPERANDS = 4
+"""So many operands and results cost as much as an equation."""
+COMPUTATION_COST = 2
+"""What a computation inside an operation costs beside its equations, an empty one, too."""
+VALUES = 1 << 21
 """How many values a list may have."""
+LARGE_BYTES = 1 << 20
+"""Lists from this size on are read one after the other: reading holds Python's lock for a second or more."""
 DEPTH = 20
 """How deep loops and branches may lie in each other: as messages do, four for each, of which protobuf reads 100."""
 VALUE_BYTES = 16 << 30
@@ -41,7 +49,7 @@ NUMBER_BYTES = 16
 """What an element is taken to have that is no number: a random key."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Equation:
     """An operation of the table with what it is applied to.
 
@@ -51,6 +59,8 @@ class Equation:
         operands: from 0 on values of its computation, below 0 constants.
         attributes: by name; ``Computation``s among them.
         results: how many it gives.
+        cost: what it costs to trace and to compile, computations inside included; a plain operation costs 1.
+        message: what it was read from.
     """
 
     name: str
@@ -58,9 +68,11 @@ class Equation:
     operands: tuple[int, ...]
     attributes: Mapping[str, Value]
     results: int
+    cost: int = 1
+    message: pb.EquationDef | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Computation:
     """Equations in the order in which they are made, with arguments before and results behind them."""
 
@@ -107,6 +119,14 @@ def read_expressions(data: bytes) -> Expressions:
         raise InvalidArgumentError(
             f"the program has {len(data):,} bytes, {LIST_BYTES:,} are allowed: feed large constants"
         )
+    with _reading_large if len(data) >= LARGE_BYTES else contextlib.nullcontext():
+        return _read(data)
+
+
+_reading_large = threading.Lock()
+
+
+def _read(data: bytes) -> Expressions:
     try:
         message = pb.ExpressionsDef.FromString(data)
     except DecodeError as error:
@@ -136,19 +156,19 @@ class _Reading:
         return found
 
     def _computation(self, message: pb.ComputationDef, depth: int, trips: int) -> tuple[Computation, int]:
-        """The computation, and how many equations it counts as."""
+        """The computation, and what it costs."""
         if depth > DEPTH:
             raise InvalidArgumentError(f"loops and branches lie more than {DEPTH} deep in each other")
         if trips > TRIPS:
             raise InvalidArgumentError(f"a loop runs more than {TRIPS:,} times")
         values, cost, equations = self._counted(0, message.arguments), 0, []
         for equation in message.equations:
-            made, own = self._equation(equation, values, depth, trips)
+            made = self._equation(equation, values, depth, trips)
             values = self._counted(values, made.results)
             equations.append(made)
-            cost += own
-            if cost > EQUATIONS:
-                raise InvalidArgumentError(f"the program has more than {EQUATIONS:,} equations")
+            cost += made.cost
+            if depth and cost > PART:
+                raise InvalidArgumentError(f"a computation inside an operation costs more than {PART:,} equations")
         results = tuple(self._operand(n, values, "a result") for n in message.results)
         self._counted(0, len(results))
         return Computation(message.arguments, tuple(equations), results), cost
@@ -166,7 +186,7 @@ class _Reading:
             )
         return number
 
-    def _equation(self, message: pb.EquationDef, values: int, depth: int, trips: int) -> tuple[Equation, int]:
+    def _equation(self, message: pb.EquationDef, values: int, depth: int, trips: int) -> Equation:
         name = message.operation
         row = TABLE.get(name)
         if row is None:
@@ -191,7 +211,7 @@ class _Reading:
         _check_window(name, attributes)
         times = attributes.get("unroll", 1)
         trips *= max(1, attributes.get("length", 1))
-        cost = 1
+        cost = row.cost + (len(operands) + message.results) // OPERANDS
         for key, kind in inner:
             if given[key].WhichOneof("value") != "computations" or not given[key].computations.values:
                 raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")
@@ -199,12 +219,14 @@ class _Reading:
                 if problem := kind.problem(one):
                     raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {problem}")
             read = [self._computation(one, depth + 1, trips) for one in given[key].computations.values]
-            cost += times * sum(own for _, own in read)
+            cost += times * sum(COMPUTATION_COST + own for _, own in read)
             try:
                 attributes[key] = kind.read([one for one, _ in read])
             except ValueError as error:
                 raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
-        return Equation(name, row, operands, attributes, message.results), cost
+        if cost > PART:
+            raise InvalidArgumentError(f"operation {name!r} costs as much as {cost:,} equations, {PART:,} are allowed")
+        return Equation(name, row, operands, attributes, message.results, cost, message)
 
 
 def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> Value:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import random as extend_random
-from jax.extend.core import Primitive, primitives
+from jax.extend.core import Primitive, jaxpr_as_fun, primitives
 
 from runtime.expressions.kinds import (
     AXES,
@@ -64,11 +64,13 @@ class Row:
             function of arrays that gives a tuple of arrays.
         attributes: the parameters that are sent, by name.
         implied: the parameters that follow from the rest. Value other must be None.
+        cost: what it costs XLA to compile, in kernels of a plain operation.
     """
 
     make: Make
     attributes: Mapping[str, AttributeKind] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
+    cost: int = 1
 
 
 def _bound(primitive: Primitive) -> Make:
@@ -82,12 +84,18 @@ def _while(*operands: Value, cond_nconsts: int, body_nconsts: int, cond_jaxpr: F
     of_cond, rest = operands[:cond_nconsts], operands[cond_nconsts:]
     of_body, state = rest[:body_nconsts], tuple(rest[body_nconsts:])
 
-    def condition(now: tuple[Value, ...]) -> Value:
+    def flag_of(now: tuple[Value, ...]) -> Value:
         (flag,) = cond_jaxpr(*of_cond, *now)
         return flag
 
+    # It is traced once, whatever asks for it: a condition may hold loops that have conditions.
+    traced, flags = jax.make_jaxpr(flag_of, return_shape=True)(state)
     # Of a loop that was mapped over arrays (vmap) there are several, and those that have ended keep their values.
-    rank = len(jax.eval_shape(condition, state).shape)
+    rank = len(flags.shape)
+
+    def condition(now: tuple[Value, ...]) -> Value:
+        (flag,) = jaxpr_as_fun(traced)(*now)
+        return flag
 
     def goes_on(now: tuple[Value, ...]) -> Value:
         return lax.reduce_or(condition(now), tuple(range(rank))) if rank else condition(now)
@@ -450,13 +458,20 @@ def _control() -> dict[str, Row]:
     }
 
 
+_COSTS = {
+    2: "random_bits random_fold_in random_split threefry2x32",
+    4: "acosh asinh atanh bessel_i0e bessel_i1e digamma erf_inv lgamma log1p",
+    8: "approx_top_k cumlogsumexp eigh lu qr svd triangular_solve",
+    64: "igamma igammac igamma_grad_a regularized_incomplete_beta",
+    256: "polygamma zeta",
+}
+"""Operations that are many to XLA, by what they cost: measured as chains and side by side (docs/security.md)."""
+_COST = {name: cost for cost, names in _COSTS.items() for name in names.split()}
+
 TABLE: Mapping[str, Row] = {
-    **_elementwise(),
-    **_reductions(),
-    **_shapes(),
-    **_products(),
-    **_random(),
-    **_control(),
+    name: replace(row, cost=_COST.get(name, 1))
+    for rows_ in (_elementwise(), _reductions(), _shapes(), _products(), _random(), _control())
+    for name, row in rows_.items()
 }
 """Every operation by the name of its primitive."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
-from runtime.expressions.reader import jax_settings, read_expressions
+from runtime.expressions.parts import split
+from runtime.expressions.reader import PART, Expressions, jax_settings, read_expressions
 from runtime.plan.plan import Program, ProgramIdentity
 from runtime.tensor_spec import TensorSpec
 
@@ -65,46 +66,82 @@ class _Entry:
 
 
 def _compile(program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
-    with contextlib.ExitStack() as settings:
-        settings.enter_context(jax.enable_x64(True))
-        if program.jaxpr is not None:
-            compute: Callable[..., Sequence[jax.Array]] = jax.extend.core.jaxpr_as_fun(program.jaxpr)
-        else:
+    try:
+        with contextlib.ExitStack() as settings:
+            settings.enter_context(jax.enable_x64(True))
+            # Only a device other than the default one is named: naming it costs on every call.
+            is_default = device == jax.local_devices()[0]
+            sharding = None if is_default else jax.sharding.SingleDeviceSharding(device)
+            avals = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in program.arguments]
+            if not is_default:
+                settings.enter_context(jax.default_device(device))
+            if program.jaxpr is not None:
+                compute = jax.extend.core.jaxpr_as_fun(program.jaxpr)
+                executable, results = _compile_one(compute, avals, donate)
+                _check_results(results, program)
+                return executable
             expressions = read_expressions(program.blob)
             if expressions.arguments != program.arguments:
                 raise InvalidArgumentError("the program's arguments are not those that its stage declares")
             settings.enter_context(jax_settings(expressions))
-            compute = expressions.compute
-        return _compiled(compute, program, donate, device)
-
-
-def _compiled(
-    compute: Callable[..., Sequence[jax.Array]], program: Program, donate: Sequence[int], device: jax.Device
-) -> Executable:
-    # Only a device other than the default one is named: naming it costs on every call.
-    sharding = None if device == jax.local_devices()[0] else jax.sharding.SingleDeviceSharding(device)
-    avals = [
-        jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-        for shape, dtype in ((spec.shape, spec.dtype) for spec in program.arguments)
-    ]
-
-    def run(*arguments: jax.Array) -> Sequence[jax.Array]:
-        return compute(*arguments)
-
-    on_device = contextlib.nullcontext() if sharding is None else jax.default_device(device)
-    try:
-        with on_device:
-            traced = jax.jit(run, donate_argnums=tuple(donate)).trace(*avals)
-            results = tuple(TensorSpec.of(result) for result in jax.tree.leaves(traced.out_info))
-            if results != program.results:
-                raise InvalidArgumentError(
-                    f"the program gives ({', '.join(map(str, results))}), its stage declares "
-                    f"({', '.join(map(str, program.results))})"
-                )
-            executable: Executable = traced.lower().compile()
-            return executable
+            return _compile_list(expressions, avals, donate, program)
     except OpError:
         raise
     except Exception as error:
         kind = ResourceExhaustedError if meaning(error) is ResourceExhaustedError else InvalidArgumentError
         raise kind(f"the program could not be compiled for {device}: {one_line(error)}") from error
+
+
+def _compile_one(
+    compute: Callable[..., Sequence[jax.Array]], avals: Sequence[jax.ShapeDtypeStruct], donate: Collection[int]
+) -> tuple[Executable, list[jax.ShapeDtypeStruct]]:
+    def run(*arguments: jax.Array) -> Sequence[jax.Array]:
+        return compute(*arguments)
+
+    traced = jax.jit(run, donate_argnums=tuple(donate)).trace(*avals)
+    executable: Executable = traced.lower().compile()
+    return executable, jax.tree.leaves(traced.out_info)
+
+
+def _check_results(results: Sequence[jax.ShapeDtypeStruct], program: Program) -> None:
+    found = tuple(TensorSpec.of(result) for result in results)
+    if found != program.results:
+        raise InvalidArgumentError(
+            f"the program gives ({', '.join(map(str, found))}), its stage declares "
+            f"({', '.join(map(str, program.results))})"
+        )
+
+
+def _compile_list(
+    expressions: Expressions, avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int], program: Program
+) -> Executable:
+    """Compiles the parts of a list; a part that is equal to an earlier one, once."""
+    parts, numbers = split(expressions, PART)
+    known: dict[object, tuple[Executable, list[jax.ShapeDtypeStruct]]] = {}
+    specs = dict(enumerate(avals))
+    used_last = {n: index for index, part in enumerate(parts) for n in part.takes}
+    steps = []
+    for index, part in enumerate(parts):
+        dropped = [n for n in part.takes if used_last[n] == index]
+        given = [specs[n] for n in part.takes]
+        last = {i for i, n in enumerate(part.takes) if n in donate and n in dropped}
+        key = part.identity, frozenset(last), tuple((spec.shape, spec.dtype) for spec in given)
+        if key not in known:
+            known[key] = _compile_one(part.expressions.compute, given, last)
+        executable, results = known[key]
+        specs.update(zip(part.gives, results, strict=True))
+        steps.append((executable, part.takes, part.gives, dropped))
+    _check_results([specs[n] for n in numbers], program)
+    if len(steps) == 1:
+        return steps[0][0]
+
+    def run(*arguments: jax.Array) -> list[jax.Array]:
+        values = dict(enumerate(arguments))
+        for executable, takes, gives, dropped in steps:
+            results = executable(*[values[n] for n in takes])
+            for n in dropped:
+                del values[n]  # its memory is free when the part has run
+            values.update(zip(gives, results, strict=True))
+        return [values[n] for n in numbers]
+
+    return run

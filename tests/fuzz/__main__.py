@@ -37,6 +37,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "handshakes": Kind("TLS handshakes with both ports", 100_000, handshakes.fuzz),
     "protobufs": Kind("requests to the gRPC port", 100_000, protobufs.fuzz),
     "programs": Kind("mutated expression lists", 100_000, programs.fuzz),
+    "shapes": Kind("long, deep and wide expression lists", 100_000, programs.fuzz_shapes),
     "orders": Kind("orders in sequences", 20_000, orders.fuzz),
     "checkpoints": Kind("damaged checkpoint directories", 5_000, files.fuzz_checkpoints),
     "events": Kind("damaged event files", 20_000, files.fuzz_events),

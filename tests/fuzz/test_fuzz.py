@@ -9,6 +9,7 @@ BOUNDED = {
     "handshakes": 3000,
     "protobufs": 1500,
     "programs": 200,
+    "shapes": 30,
     "orders": 200,
     "checkpoints": 60,
     "events": 100,

@@ -29,9 +29,12 @@ from runtime.errors import OpError
 from runtime.expressions import reader
 from runtime.expressions.reader import jax_settings, read_expressions
 from runtime.expressions.table import TABLE
+from runtime.plan.plan import Program
 from runtime.proto import expressions_pb2 as pb
-from runtime.tensor_spec import NUMERIC_DTYPES
+from runtime.task.compiler import Compiler
+from runtime.tensor_spec import NUMERIC_DTYPES, TensorSpec
 from tests.runtime.expressions.samples import SAMPLES
+from tests.runtime.expressions.shapes import shaped
 from tests.runtime.expressions.test_round_trip import A, written
 
 TOO_LONG_SECS = 20.0
@@ -175,7 +178,9 @@ def attempt(data: bytes) -> str:
     avals = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in expressions.arguments]
     with jax.enable_x64(True), jax_settings(expressions):
         try:
-            compiled = jax.jit(expressions.compute).lower(*avals).compile()
+            results = jax.tree.leaves(jax.eval_shape(expressions.compute, *avals))
+            program = Program(data, expressions.arguments, tuple(TensorSpec.of(result) for result in results))
+            compiled = Compiler().executable(program, (), jax.devices()[0])
         except Exception:  # what the compiler of a task makes an InvalidArgumentError of
             return "not compiled"
         values: list[Any] = [np.ones(spec.shape, spec.dtype) for spec in expressions.arguments]
@@ -186,14 +191,15 @@ def attempt(data: bytes) -> str:
     return "run"
 
 
-def child(first: int, last: int, seed: int) -> None:
+def child(first: int, last: int, seed: int, kind: str) -> None:
     """Attempts the programs of these numbers, and says before each which it is and after each how it went."""
     reader.VALUE_BYTES = VALUE_BYTES
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     corpus = [written(fn, A) for fn in SAMPLES.values()]
     for number in range(first, last):
         print(f"at {number}", flush=True)
-        print(attempt(mutated(number, seed, corpus)), flush=True)
+        data = mutated(number, seed, corpus) if kind == "mutated" else shaped(number, seed)
+        print(attempt(data), flush=True)
         if number % 500 == 499:
             jax.clear_caches()
             print(f"memory {psutil.Process().memory_info().rss}", flush=True)
@@ -220,19 +226,21 @@ def _nothing(number: int) -> None:
     pass
 
 
-def fuzz(programs: int, seed: int = 0, first: int = 0, tried: Callable[[int], None] = _nothing) -> Outcome:
+def fuzz(
+    programs: int, seed: int = 0, first: int = 0, tried: Callable[[int], None] = _nothing, kind: str = "mutated"
+) -> Outcome:
     """Runs programs in children, one after the other; tells the number of each that has neither ended one nor taken too
     long."""
     outcome = Outcome({}, [], [], [])
     last = first + programs
     while first < last:
-        first = _one_child(first, last, seed, outcome, tried)
+        first = _one_child(first, last, seed, outcome, tried, kind)
     return outcome
 
 
-def _one_child(first: int, last: int, seed: int, outcome: Outcome, tried: Callable[[int], None]) -> int:
+def _one_child(first: int, last: int, seed: int, outcome: Outcome, tried: Callable[[int], None], kind: str) -> int:
     """Runs one child until its end; gives the number of the program to go on with."""
-    command = [sys.executable, "-m", "tests.runtime.expressions.fuzz", "child", str(first), str(last), str(seed)]
+    command = [sys.executable, "-m", "tests.runtime.expressions.fuzz", "child", str(first), str(last), str(seed), kind]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
     outcome.memory.append([])
@@ -274,7 +282,7 @@ def _one_child(first: int, last: int, seed: int, outcome: Outcome, tried: Callab
 def main() -> None:
     """Runs the programs of the command line."""
     if sys.argv[1:2] == ["child"]:
-        child(*map(int, sys.argv[2:]))
+        child(*map(int, sys.argv[2:5]), sys.argv[5])
         return
     programs, seed = [*map(int, sys.argv[1:]), *(100_000, 0)[len(sys.argv) - 1 :]]
     outcome = fuzz(programs, seed)

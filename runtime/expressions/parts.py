@@ -1,0 +1,118 @@
+"""Parts: a list that costs more than XLA survives is compiled and run in several programs, one after the other.
+
+The compiler of a task calls this. A list is cut where the fewest values cross: between variables, where a list updates
+many of them. So equal variables make equal parts, which are compiled once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.expressions.reader import Computation, Equation, Expressions
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """Consecutive equations of a list as a program of their own.
+
+    Attributes:
+        expressions: The program; the shapes of its arguments are known when the parts before are traced.
+        takes: The values of the whole list that are its arguments.
+        gives: The values of the whole list that are its results.
+        identity: The hash of what it computes; equal parts have equal ones.
+    """
+
+    expressions: Expressions
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    identity: bytes
+
+
+def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, ...]]:
+    """Splits a list into parts.
+
+    Args:
+        expressions: The list.
+        most: The cost of a part.
+
+    Returns:
+        The parts in their order, and the values that are the results of the list. All of these values are different.
+
+    Example:
+        >>> parts, results = split(read_expressions(blob), PART)  # doctest: +SKIP
+    """
+    main = expressions.main
+    if sum(equation.cost for equation in main.equations) <= most:
+        numbers = tuple(range(main.arguments, main.arguments + len(main.results)))
+        return [Part(expressions, tuple(range(main.arguments)), numbers, b"")], numbers
+    first = main.arguments
+    made = []  # by equation, the first of its values
+    for equation in main.equations:
+        made.append(first)
+        first += equation.results
+    made.append(first)
+    parts, begin = [], 0
+    used_last = {n: i for i, equation in enumerate(main.equations) for n in equation.operands}
+    needed = set(main.results)
+    for end in _ends(main, made, used_last, most):
+        equations, values = main.equations[begin:end], range(made[begin], made[end])
+        gives = tuple(n for n in values if n in needed or used_last.get(n, 0) >= end)
+        taken = dict.fromkeys(n for e in equations for n in e.operands if 0 <= n < values.start)
+        if gives:
+            parts.append(_part(expressions, equations, tuple(taken), gives, values))
+        begin = end
+    results, odd = list(main.results), []
+    for position, number in enumerate(main.results):  # XLA copies what is an argument, a constant, or a result twice
+        if number < main.arguments or number in main.results[:position]:
+            odd.append(number)
+            results[position] = first + len(odd) - 1
+    if odd:
+        takes = tuple(dict.fromkeys(n for n in odd if n >= 0))
+        computation = Computation(len(takes), (), tuple(takes.index(n) if n >= 0 else n for n in odd))
+        gives = tuple(range(first, first + len(odd)))
+        parts.append(Part(_of(expressions, computation), takes, gives, b"%d" % first))
+    return parts, tuple(results)
+
+
+def _ends(main: Computation, made: Sequence[int], used_last: dict[int, int], most: int) -> list[int]:
+    """Returns where each part ends: within its second half, at the place that the fewest values cross."""
+    crossing, over = [], [0] * (len(main.equations) + 1)
+    now = 0
+    for index in range(len(main.equations)):
+        for number in range(made[index], made[index + 1]):
+            if (last := used_last.get(number, 0)) > index:
+                now += 1
+                over[last] += 1
+        now -= over[index]
+        crossing.append(now)
+    ends, cost, half = [], 0, 0
+    for index, equation in enumerate(main.equations):
+        while cost + equation.cost > most:
+            half = min(range(min(half, index - 1), index), key=lambda i: (crossing[i], -i)) + 1
+            ends.append(half)
+            cost = sum(e.cost for e in main.equations[half:index])
+        cost += equation.cost
+        if cost <= most // 2:
+            half = index + 1
+    return [*ends, len(main.equations)]
+
+
+def _part(
+    expressions: Expressions, equations: Sequence[Equation], takes: tuple[int, ...], gives: tuple[int, ...], own: range
+) -> Part:
+    local = {n: i for i, n in enumerate((*takes, *own))}
+    renumbered, digest = [], hashlib.sha256(repr(tuple(local[n] for n in gives)).encode())
+    for equation in equations:
+        operands = tuple(local.get(n, n) for n in equation.operands)
+        sent = () if equation.message is None else equation.message.attributes
+        attributes = [attribute.SerializeToString(deterministic=True) for attribute in sent]
+        digest.update(repr((equation.name, operands, equation.results, attributes)).encode())
+        renumbered.append(Equation(equation.name, equation.row, operands, equation.attributes, equation.results))
+    computation = Computation(len(takes), tuple(renumbered), tuple(local[n] for n in gives))
+    return Part(_of(expressions, computation), takes, gives, digest.digest())
+
+
+def _of(expressions: Expressions, computation: Computation) -> Expressions:
+    return Expressions((), computation, expressions.constants, expressions.threefry_partitionable)
