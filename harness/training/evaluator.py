@@ -10,15 +10,17 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.training import evaluations, readiness
+from harness.training import evaluations, log_directory, readiness
 from harness.training.evaluations import Evaluation, Goal, Standing
 from harness.training.run_end import end_mark
 from runtime.lowlevel import RunRecords, storage
@@ -140,9 +142,19 @@ class Evaluator:
             OSError: the run directory cannot be written.
             BaseException: what ``evaluate`` raises.
         """
+        lock = log_directory.DirectoryLock()
+        own = f"evaluator {os.getpid()} on {socket.gethostname()}"
+        while reason := lock.take(self._own, [own]):
+            logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
+            threading.Event().wait(POLL_SECS)
+        try:
+            return self._follow()
+        finally:
+            lock.release()
+
+    def _follow(self) -> Standing:
         from harness.tensorboard.writer import FileWriter  # takes a second to import
 
-        os.makedirs(self._own, exist_ok=True)
         self._evaluations = evaluations.load(self._path(STATE_FILE))
         self._tidy()
         if self._evaluations:
@@ -207,7 +219,7 @@ class Evaluator:
                 logging.error("not evaluated: %s", error)
                 self._passed_over.add(key)
                 return
-            metrics = {name: float(value) for name, value in self._evaluate(session, step).items()}
+            metrics = _numbers(self._evaluate(session, step))
             if self._goal.best_by and self._goal.best_by not in metrics:
                 told = ", ".join(metrics) or "nothing"
                 raise ValueError(f"evaluate() gave no {self._goal.best_by!r}, which is best_by: it gave {told}")
@@ -262,6 +274,15 @@ class Evaluator:
 
     def _best_path(self, evaluation: Evaluation) -> str:
         return os.path.join(self._path(BEST), str(evaluation.step))
+
+
+def _numbers(metrics: object) -> dict[str, float]:
+    """Returns what ``evaluate`` has returned, with a float for each name. Raises TypeError for anything else."""
+    try:
+        found = {str(name): np.asarray(value) for name, value in metrics.items()}  # type: ignore[attr-defined]
+        return {name: float(value.item()) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise TypeError(f"evaluate() returns a dict with one number for each name, not {metrics!r}") from None
 
 
 class _Run:

@@ -22,6 +22,8 @@ from harness.training.preemption import preemptible
 _CHIEFS = ("chief", "master")
 _HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
 """Flags with the addresses of a job's tasks."""
+_OTHER_NAMES = {"task_id": "task_index", "task": "task_index", "job": "job_name"}
+"""Names that other programs have for a flag of a task."""
 _ALIKE = 0.85
 """From which likeness on (difflib) a flag is taken for one of these that was not typed as it is."""
 
@@ -228,6 +230,9 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
         slurm = rt.SlurmClusterResolver({"ps": ps, "worker": int(tasks) - ps})
     except RuntimeError as error:
         raise rt.InvalidArgumentError(str(error)) from None
+    if slurm.task_type is None:
+        number = os.environ.get("SLURM_PROCID")
+        raise rt.InvalidArgumentError(f"SLURM_PROCID={number} is no task of a Slurm step of {tasks} tasks")
     return TaskIdentity(slurm.cluster_spec(), str(slurm.task_type), slurm.task_id or 0, "Slurm")
 
 
@@ -243,11 +248,14 @@ def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(f"--{name}", f"-{name}")
-    parsed, rest = parser.parse_known_args(list(argv))
+    parsed, rest = parser.parse_known_args([argument for argument in argv if argument != "--"])
     found = {name: value for name, value in vars(parsed).items() if value} | found
     for argument in rest:
         given = argument.lstrip("-").partition("=")[0]
-        meant = difflib.get_close_matches(given, [name for name in names if name not in found], 1, _ALIKE)
+        absent = [name for name in names if name not in found]
+        meant = difflib.get_close_matches(given, absent, 1, _ALIKE)
+        if found and _OTHER_NAMES.get(given) in absent:
+            meant = [_OTHER_NAMES[given]]
         if argument.startswith("-") and meant and given not in flags.FLAGS:
             raise rt.InvalidArgumentError(f"--{given} is no flag of a task; did you mean --{meant[0]}?")
     if strict and rest:

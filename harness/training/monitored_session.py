@@ -128,6 +128,9 @@ class MonitoredSession:
         self._coord = Coordinator(clean_stop_exception_types=[])
         creator: OpensSessions = session_creator or ChiefSessionCreator()
         chief = is_chief(creator)
+        if not chief and any(isinstance(hook, CheckpointSaverHook) for hook in self._hooks):
+            logging.info("the chief saves: this task, which is not the chief, leaves its CheckpointSaverHook out")
+            self._hooks = [hook for hook in self._hooks if not isinstance(hook, CheckpointSaverHook)]
         self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
         for hook in self._hooks:

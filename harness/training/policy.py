@@ -7,9 +7,12 @@ come out. The session manager asks, acts and logs; the tables in the tests are t
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+ALIVE_SECS = 2.0
+"""A chief that was silent for less lives: a living one gives a sign of life every second."""
 _SHOWN = 5
 """How many names a reason lists."""
 
@@ -48,6 +51,7 @@ class ClusterReport:
         not_ready: what a ready operation of the user's own still misses; empty when nothing.
         checkpoint: path of the newest whole checkpoint, None when there is none.
         logdirs: log directories of the runs that the tasks' values belong to, as far as they were told.
+        chief_silent_secs: For how long the chief has given no sign of life; infinite when none is known.
     """
 
     unreachable: str = ""
@@ -60,6 +64,7 @@ class ClusterReport:
     not_ready: str = ""
     checkpoint: str | None = None
     logdirs: Sequence[str] = ()
+    chief_silent_secs: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,24 @@ def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
         f"the live model{at} is that of a run in {_some(others)}, but the log directory of this chief is {logdir}, "
         f"{own}: that model is kept and trained on. If you meant to begin a new run, stop all tasks and start the ps "
         "tasks again too: the variables live on them"
+    )
+
+
+def rival(report: ClusterReport, logdir: str) -> str:
+    """Returns the reason why a chief may not lead: another run's chief lives. Empty when none does.
+
+    Args:
+        report: What the cluster reports.
+        logdir: The log directory of the chief that asks, in the form of those in the report; empty for none.
+    """
+    others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
+    running = any(phase in ("loading", "ready") for phase in report.phases.values())
+    if not logdir or not others or not running or report.chief_silent_secs >= ALIVE_SECS:
+        return ""
+    return (
+        f"another run trains on this cluster, and its chief, {report.chief}, lives: its log directory is "
+        f"{_some(others)}, and this one's is {logdir}. A cluster has one run at a time: stop that one, or start this "
+        "one on ps tasks of its own"
     )
 
 

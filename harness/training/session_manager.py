@@ -32,6 +32,8 @@ _LOCK_SECS = 0.5
 """Seconds between two tries to take the lock of a log directory."""
 OWN_SECS = 1.0
 """The same where the wait takes all of it, because variables are among those awaited that nobody else initialises."""
+RIVAL_SECS = 5.0
+"""How long the chief of another run is looked at: one that has just died gives no sign of life meanwhile."""
 FIRST_BACKOFF_SECS = 0.05
 LAST_BACKOFF_SECS = 1.0
 """Pauses between two attempts: from, doubling, to."""
@@ -135,6 +137,7 @@ class SessionManager:
         self._grace_period = grace_period or GracePeriod(Coordinator())
         self._has_own_grace_period = grace_period is None
         self._records: dict[tuple[str, bool], RunRecords] = {}
+        self._rival_since = math.inf
         self._logged, self._logged_at = "", 0.0
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
@@ -311,6 +314,8 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
+                    if self._wait_for_rival(request, report):
+                        continue
                     if self._wait_for_directory(request, report, started):
                         continue  # with what the other job has left
                     if request.records is not None:
@@ -373,6 +378,18 @@ class SessionManager:
             waited = True
         return waited
 
+    def _wait_for_rival(self, request: _Request, report: policy.ClusterReport) -> bool:
+        """Waits a moment, and returns True, where another run's chief seems to live; raises if that lasts."""
+        now, reason = time.monotonic(), policy.rival(report, request.logdir)
+        if not reason:
+            self._rival_since = math.inf
+            return False
+        self._rival_since = min(self._rival_since, now)
+        if now - self._rival_since >= RIVAL_SECS:
+            raise rt.InvalidArgumentError(reason)
+        self._grace_period.wait(_LOCK_SECS)
+        return True
+
     def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
         """What the cluster reports; one that is not the chief first waits for what the last report lacked."""
         if request.role is Role.CHIEF:
@@ -418,7 +435,10 @@ class SessionManager:
             missing=_names(names),
             phases={task: record.phase for task, record in found.items()},
             addresses={task: record.address for task, record in found.items() if record.address},
-            chief=next((record.chief for record in found.values() if record.chief), ""),
+            chief=(chief := next((record.chief for record in found.values() if record.chief), "")),
+            chief_silent_secs=min(
+                (record.silent.get(chief.partition(" ")[0], math.inf) for record in found.values()), default=math.inf
+            ),
             origins=[record.origin for record in found.values() if record.origin],
             checkpoint=checkpoint,
             logdirs=[record.logdir for record in found.values() if record.logdir],

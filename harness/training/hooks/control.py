@@ -43,10 +43,13 @@ class StopAtStepHook(GlobalStepHook):
         self._last_step = last_step
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Counts from the first session's step; a recovery changes nothing."""
+        """Counts from the first session's step, and stops a run that has come so far; a recovery changes nothing."""
+        step = int(session.run(self._step))
         if self._last_step is None:
             assert self._num_steps is not None
-            self._last_step = int(session.run(self._step)) + self._num_steps
+            self._last_step = step + self._num_steps
+        if step >= self._last_step:
+            coord.request_stop()
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Stops when it is enough; a step that updates the global step fetches what it has become."""

@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -15,6 +17,7 @@ import runtime as rt
 from harness.training import evaluator as evaluator_module
 from harness.training.run_end import end_mark, note_end
 from tests.kit.processes import Program
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.cluster
 
@@ -233,3 +236,48 @@ def test_an_evaluation_without_the_metric_that_decides_is_an_error(tmp_path: pat
     Trainer(tmp_path).save(10, 0.5)
     with pytest.raises(ValueError, match="gave no 'f1', which is best_by: it gave accuracy"):
         Worth().evaluator(tmp_path, best_by="f1").run()
+
+
+HOLDS = """
+import sys
+from harness.training.log_directory import DirectoryLock
+
+lock = DirectoryLock()
+assert not lock.take(sys.argv[1], ["another evaluator"])
+print("HOLDS", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_evaluator_of_a_name_waits_for_the_first(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(tmp_path).save(10, 0.5)
+    note_end(str(tmp_path), 10)
+    worth_of = Worth()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "eval")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"HOLDS\n"
+        second = threading.Thread(target=worth_of.evaluator(tmp_path).run)
+        second.start()
+        until(lambda: "another job writes into" in caplog.text)
+        assert worth_of.calls == []
+        first.kill()
+    second.join(60)
+    assert worth_of.calls == [10]
+
+
+def test_what_an_evaluation_returns_is_named(tmp_path: pathlib.Path) -> None:
+    Trainer(tmp_path).save(10, 0.5)
+    note_end(str(tmp_path), 10)
+    graph = Worth().graph
+    with pytest.raises(TypeError, match=r"evaluate\(\) returns a dict with one number for each name, not None"):
+        harness.Evaluator(lambda session, step: None, tmp_path, graph=graph, silence_secs=0.0).run()  # type: ignore[arg-type, return-value]
+    evaluator = harness.Evaluator(
+        lambda session, step: {"accuracy": np.array([0.5])},  # type: ignore[dict-item]
+        *(tmp_path,),
+        graph=graph,
+        silence_secs=0.0,
+    )
+    evaluator.run()
+    assert evaluator.evaluations[0].metrics == {"accuracy": 0.5}

@@ -57,6 +57,11 @@ def test_flags_come_first_then_tf_config_then_slurm_then_nobody(environ: Any) ->
     assert found.cluster is None and (found.job, found.index) == ("worker", 0)
 
 
+def test_flags_may_come_after_two_dashes() -> None:
+    found = find_identity(["--", "--ps_hosts=x:1", "--worker_hosts=z:1", "--job_name=worker"], {})
+    assert (found.job, found.index, found.source) == ("worker", 0, "flags")
+
+
 def test_a_pod_of_a_jobset_finds_its_place(environ: Any) -> None:
     pod = {"JOBSET_NAME": "b", "REPLICATED_JOB_NAME": "worker", "JOB_INDEX": "1", "BELLWETHER_JOBS": "ps=1,worker=2"}
     found = find_identity([], environ(pod))
@@ -110,6 +115,11 @@ def test_a_task_without_a_credential_is_named(
             "--ps_host is no flag of a task; did you mean --ps_hosts",
         ),
         (["--taskindex", "1"], {}, "--taskindex is no flag of a task; did you mean --task_index"),
+        (
+            ["--ps_hosts=a:1", "--worker_hosts=b:1,c:1", "--job_name=worker", "--task_id=1"],  # it was worker 0
+            {},
+            "--task_id is no flag of a task; did you mean --task_index",
+        ),
         (["--job_name=ps"], {}, "--job_name given without --ps_hosts and --worker_hosts"),
         (["--worker_hosts=a:1", "--job_name=worker", "--task_index=one"], {}, "--task_index=one: give the number"),
         ([], {"TF_CONFIG": json.dumps({"cluster": TF_CONFIG["cluster"]})}, 'TF_CONFIG has no "task"'),
@@ -141,6 +151,7 @@ def in_tf_config(role: str, index: Any) -> str:
         (["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=boss"], {}, "No such job in cluster: 'boss'"),
         (["--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=ps", "--task_index=1"], {}, "No task with index 1"),
         ([], {"JOBSET_NAME": "mnist"}, "BELLWETHER_JOBS is not set"),
+        ([], {**SLURM, "SLURM_PROCID": "7"}, "SLURM_PROCID=7 is no task of a Slurm step of 3 tasks"),
         ([], {**SLURM, "SLURM_PROCID": None}, "SLURM_PROCID is not set"),
         ([], {**SLURM, "SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
         ([], {**SLURM, "SLURM_STEP_NUM_TASKS": "three"}, "a Slurm step of three tasks (SLURM_STEP_NUM_TASKS)"),

@@ -395,3 +395,32 @@ def test_a_session_ends_what_writes_its_events(tmp_path: pathlib.Path) -> None:
         assert any(value.tag == "global_step/sec" for e in read_events(str(events)) for value in e.summary.value)
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("events ")]
         shutil.rmtree(tmp_path)
+
+
+def test_a_run_that_has_come_so_far_trains_no_step(tmp_path: pathlib.Path) -> None:
+    for steps in (5, 0, 0):
+        with rt.Graph().as_default():
+            _, more = counting()
+            done = 0
+            stop = harness.StopAtStepHook(last_step=5)
+            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[stop]) as session:
+                while not session.should_stop():
+                    session.run(more)
+                    done += 1
+            assert done == steps
+
+
+def test_a_hook_that_saves_may_be_given_to_all_tasks(tmp_path: pathlib.Path) -> None:
+    with rt.local_cluster(ps=1, workers=2) as cluster:
+        opened = []
+        for worker in range(2):
+            with rt.Graph().as_default(), cluster.device(worker):
+                _, more = counting()
+                hooks = [harness.CheckpointSaverHook(str(tmp_path), save_steps=1)]
+                session = harness.MonitoredTrainingSession(cluster.target_of(worker), worker == 0, hooks=hooks)
+                opened.append((session, more))
+        for session, more in reversed(opened):
+            for _ in range(3):
+                session.run(more)
+            session.close()
+    assert latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt" / "6")

@@ -1,5 +1,6 @@
-"""The chief of a run is the task whose session says so, whatever its number is."""
+"""The chief of a run is the task whose session says so, whatever its number is, and a cluster has one run."""
 
+import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -70,3 +71,27 @@ def test_any_chief_chooses_the_aggregates() -> None:
         within_time(lambda: [chief.run(model.train) for _ in range(3)])
         assert int(chief.run(model.step)) == 3
         chief.close()
+
+
+def test_the_second_run_on_a_cluster_is_told(tmp_path: pathlib.Path) -> None:
+    """The first goes on, and saves; when it has ended the second may begin."""
+    with rt.local_cluster(ps=1, workers=1) as cluster:
+
+        def run(name: str, within: Callable[[], None]) -> int:
+            with rt.Graph().as_default(), cluster.device():
+                step = harness.get_or_create_global_step()
+                more = step.assign_add(1)
+                supervisor = harness.Supervisor(logdir=tmp_path / name, save_model_secs=0, save_summaries_secs=0)
+                with supervisor.managed_session(cluster.target) as session:
+                    session.run(more)
+                    within()
+                    return int(session.run(more))
+
+        def second() -> None:
+            with pytest.raises(rt.InvalidArgumentError, match="another run trains on this cluster, .*teach"):
+                run("student", lambda: None)
+
+        run("teacher", second)
+        newest = harness.latest_checkpoint(str(tmp_path / "teacher"))
+        assert newest is not None and pathlib.Path(newest).name == "2"
+        assert run("student", lambda: None) == 4  # the model is the teacher's, as a line says
