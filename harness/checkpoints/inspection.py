@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         other = load_checkpoint(options.compare) if options.compare else None
         if other is not None:
             other.verify()
-    except (ValueError, rt.DataLossError, rt.FailedPreconditionError) as error:
+    except (ValueError, rt.DataLossError) as error:
         if options.json:
             print(json.dumps({"steps": steps, "checkpoint": None, "variables": []}))
         else:

@@ -154,16 +154,12 @@ def in_order(steps: list[Step]) -> list[tuple[Step, Manifest | None]]:
 
 def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
     """Steps with the sequence numbers of their saves, in that order; one without comes after the step before it."""
-    known = []
+    last, found = 0, []
     for step in steps:
         try:
             manifest = read_manifest(step.path)
         except DataLossError:
             manifest = None
-        known.append((step, manifest))
-    last = 0
-    found = []
-    for step, manifest in known:
         last = manifest.sequence if manifest else last
         found.append((last, step, manifest))
     return sorted(found, key=lambda f: (f[0], f[1].number))
@@ -223,10 +219,16 @@ def is_ours(path: str) -> bool:
 
 
 def read_record(directory: str) -> dict[str, Any]:
-    """Returns the record of the run in a log directory; empty where there is none that can be read."""
+    """Returns the record of the run in a log directory; empty where there is none that may be read.
+
+    Raises:
+        UnavailableError: the record cannot be read now.
+    """
     try:
         record, _ = json.JSONDecoder().raw_decode(text_of(epath.Path(directory) / RUN_FILE))
-    except (OSError, ValueError, RecursionError, OpError):
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and isinstance(away := storage.barred(error, directory), UnavailableError):
+            raise away from None
         return {}
     return record if isinstance(record, dict) else {}
 

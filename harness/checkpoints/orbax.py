@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -26,70 +23,13 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import Manifest, StoredArray
+from harness.checkpoints.save_job import Retention, SaveJob
 from runtime import AbortedError, DataLossError, InternalError, OpError
 from runtime.lowlevel import DiskFullError, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
 _FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
-
-
-class Phases(Protocol):
-    """What of a save happens while Orbax makes its checkpoint, in this order."""
-
-    with_nan: Sequence[str]
-    """When it is written, the names of the variables in which there is a NaN."""
-
-    def begin(self, sequence: int) -> Manifest:
-        """Gives what is to be saved, under its number in the order of saves."""
-
-    def write(self, item: str) -> Future[None]:
-        """Begins to write the arrays into a directory."""
-
-    def merge(self, item: epath.Path) -> None:
-        """Makes one store of what was written."""
-
-    def complete(self, temporary: str) -> None:
-        """Looks through a checkpoint that has all but its name, and adds what belongs to it."""
-
-    def confirm(self) -> None:
-        """Raises AbortedError unless the checkpoint may get its name."""
-
-
-@dataclass(frozen=True)
-class Retention:
-    """What to keep.
-
-    Attributes:
-        max_to_keep: the last so many; None or 0 keeps all.
-        every_n_hours: besides, one for so many hours; None keeps no more.
-        best: besides, the best so many by ``metric``; 0 keeps no more.
-        metric: name of the metric.
-        best_mode: "max" or "min".
-        digits: pads step numbers with zeros to so many digits; None does not pad.
-    """
-
-    max_to_keep: int | None = 5
-    every_n_hours: float | None = None
-    best: int = 0
-    metric: str = ""
-    best_mode: str = "min"
-    digits: int | None = None
-
-    def name_of(self, step: int) -> str:
-        """Name of a step's directory."""
-        return str(step).zfill(self.digits or 0)
-
-    def named_as(self, names: Sequence[str]) -> Retention:
-        """Returns the same with the padding of the steps that are there: Orbax does not see names of another form."""
-        padded = next((len(name) for name in names if name.startswith("0") and len(name) > 1), None)
-        return replace(self, digits=padded) if names else self
-
-    def metric_of(self, metrics: Mapping[str, float]) -> float:
-        """The value that checkpoints are compared by: without one, or with NaN, a checkpoint is the worst."""
-        value = float(metrics.get(self.metric, math.nan))
-        worst = math.inf if self.best_mode == "min" else -math.inf
-        return worst if math.isnan(value) else value
 
 
 class _Keep:
@@ -139,7 +79,7 @@ class Directory:
         self._lock = lock
         self._cleaned = False
 
-    def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
+    def save(self, step: int, phases: SaveJob, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
         """Saves and waits until the checkpoint is on disk, whole and durable, and what is not kept is gone.
 
         Returns the name of the checkpoint's directory.
@@ -156,7 +96,7 @@ class Directory:
             DiskFullError: the disk is full.
             OpError: what went wrong on a task.
         """
-        with self._lock, _quiet, contextlib.ExitStack() as stack:
+        with self._lock, _quiet(), contextlib.ExitStack() as stack:
             try:
                 if not self._cleaned:
                     self._clean()
@@ -199,7 +139,7 @@ class Directory:
             self._purge()
             return retention.name_of(step)
 
-    def _open(self, step: int, phases: Phases, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
+    def _open(self, step: int, phases: SaveJob, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # Where there is no rename, Orbax writes into the final directory.
         final = str(epath.Path(self.path) / retention.name_of(step))
@@ -314,7 +254,7 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
     """Has the tasks write what the entries of the manifest tell of; in the checkpoint they are plain arrays."""
 
-    def __init__(self, phases: Phases) -> None:
+    def __init__(self, phases: SaveJob) -> None:
         super().__init__()
         self._phases = phases
 
@@ -322,7 +262,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
         return [self._phases.write(str(infos[0].parent_dir))]
 
 
-def _temporary_path_class(phases: Phases) -> Any:
+def _temporary_path_class(phases: SaveJob) -> Any:
     base = ocp.path.atomicity.AtomicRenameTemporaryPath
 
     class SyncedRename(base):  # type: ignore[misc, valid-type]
@@ -392,29 +332,17 @@ def open_directory(path: str) -> Directory:
         return _directories[path]
 
 
-class _Quiet(contextlib.AbstractContextManager["_Quiet"]):
-    """Keeps what Orbax logs during our saves, some thirty lines each, out of the training log; failures we tell."""
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what Orbax logs during a save, some thirty lines, out of the training log; failures we tell."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._installed = False
+    def wanted(record: Any) -> bool:
+        of_orbax = f"{os.sep}orbax{os.sep}checkpoint{os.sep}" in record.pathname
+        return not of_orbax or logging.get_verbosity() >= logging.DEBUG or record.levelno >= 50
 
-    def __enter__(self) -> _Quiet:
-        with self._lock:
-            self._depth += 1
-            if not self._installed:
-                self._installed = True
-                logging.get_absl_logger().addFilter(self._wanted)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._depth -= 1
-
-    def _wanted(self, record: Any) -> bool:
-        ours = self._depth > 0 and f"{os.sep}orbax{os.sep}checkpoint{os.sep}" in record.pathname
-        return not ours or logging.get_verbosity() >= logging.DEBUG or record.levelno >= 50
-
-
-_quiet = _Quiet()
+    logger = logging.get_absl_logger()
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)

@@ -9,12 +9,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from absl import logging
 from etils import epath
 
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
-from runtime import DataLossError, FailedPreconditionError, NotFoundError
+from runtime import DataLossError, NotFoundError
 from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, storage
 
 TIMES = 64
@@ -39,7 +38,6 @@ class CheckpointReader:
 
     Raises:
         DataLossError: the checkpoint is damaged.
-        FailedPreconditionError: it is not damaged, but was never put together; see ``put_together``.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,11 +47,6 @@ class CheckpointReader:
         if self.manifest is None and layout.is_ours(path):
             raise DataLossError(f"{path} is damaged: its manifest is missing")
         tree = self._tree()
-        if self.manifest is not None and unmerged_stores(self.item, self.manifest):
-            raise FailedPreconditionError(
-                f"{path} was never put together by the version that saved it, as there is a bracket in its path; all "
-                "its values are there: Saver.restore does it, or any start of the training run"
-            )
         self.ocdbt = layout.exists(epath.Path(self.item) / layout.MERGED_STORE)
         self.zarr3 = bool(tree.get("use_zarr3"))
         if self.manifest is not None:
@@ -143,41 +136,6 @@ def _check_size(item: str, nbytes: int) -> None:
                 total += os.stat(os.path.join(where, name)).st_size
     if total > TIMES * nbytes + BYTES:
         raise DataLossError(f"{item} is damaged: its files are {total} bytes, and its arrays {nbytes}")
-
-
-def unmerged_stores(item: str, manifest: Manifest) -> list[str]:
-    """The stores of a checkpoint that were never made one.
-
-    Earlier versions looked for them with a pattern, in which the ``[`` of a path like ``runs/layers=[100,50]`` has a
-    meaning of its own, and did not notice that they found none.
-
-    Args:
-        item: the directory with the arrays.
-        manifest: of the checkpoint.
-    """
-    here = epath.Path(item)
-    merged = f"{here.name}/{layout.MERGED_STORE}"
-    if not storage.is_local(item) or any(f.path == merged for f in manifest.files):
-        return []
-    if layout.exists(here / layout.MERGED_STORE):
-        return []
-    return sorted(c.name for c in layout.children(item) if c.name.startswith(layout.STORE_OF_TASK))
-
-
-def put_together(path: str) -> None:
-    """Makes one store of those of a checkpoint that was never put together; leaves all others alone.
-
-    Raises:
-        DataLossError: it cannot be done: a store is damaged, or nobody may write there.
-    """
-    manifest = read_manifest(path)
-    if manifest is None:
-        return
-    item = layout.find_item(path)
-    stores = unmerged_stores(item, manifest)
-    if stores:
-        logging.warning("%s was never put together: it is done now", path)
-        storage.merge(item, stores)
 
 
 def _plain(name: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +26,8 @@ PROGRESS_SECS = 2.0
 """A save that takes longer says every so many seconds how far it is."""
 
 
-class SaveHandle:
-    """A save that goes on in the background.
+class SaveHandle(Future[str]):
+    """A save that goes on in the background; its result is the path of the checkpoint.
 
     Attributes:
         step: the step that is saved.
@@ -34,42 +36,15 @@ class SaveHandle:
     """
 
     def __init__(self, step: int, paused_secs: float) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
         self.step = step
         self.blocked_secs = 0.0
         self.paused_secs = paused_secs
-        self._done = threading.Event()
-        self._path = ""
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        """Whether the save has ended, well or not."""
-        return self._done.is_set()
-
-    def result(self, timeout: float | None = None) -> str:
-        """Waits for the end of the save and gives the checkpoint's path.
-
-        Raises:
-            TimeoutError: it did not end within ``timeout`` seconds.
-            OpError: why the save failed.
-        """
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the save of step {self.step} has not ended after {timeout} s")
-        if self._error is not None:
-            raise self._error
-        return self._path
-
-    def exception(self) -> BaseException | None:
-        """Why the save failed; None while it runs and when it has not."""
-        return self._error
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end of the save, well or not; gives whether it has come within ``timeout`` seconds."""
-        return self._done.wait(timeout)
-
-    def end(self, path: str, error: BaseException | None) -> None:
-        """Tells that the save has ended."""
-        self._path, self._error = path, error
-        self._done.set()
+        """Waits for the end of the save, well or not; returns True if that came within ``timeout`` seconds."""
+        return self in wait([self], timeout).done
 
 
 @dataclass
@@ -87,6 +62,42 @@ class History:
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Retention:
+    """What to keep.
+
+    Attributes:
+        max_to_keep: the last so many; None or 0 keeps all.
+        every_n_hours: besides, one for so many hours; None keeps no more.
+        best: besides, the best so many by ``metric``; 0 keeps no more.
+        metric: name of the metric.
+        best_mode: "max" or "min".
+        digits: pads step numbers with zeros to so many digits; None does not pad.
+    """
+
+    max_to_keep: int | None = 5
+    every_n_hours: float | None = None
+    best: int = 0
+    metric: str = ""
+    best_mode: str = "min"
+    digits: int | None = None
+
+    def name_of(self, step: int) -> str:
+        """Name of a step's directory."""
+        return str(step).zfill(self.digits or 0)
+
+    def named_as(self, names: Sequence[str]) -> Retention:
+        """Returns the same with the padding of the steps that are there: Orbax does not see names of another form."""
+        padded = next((len(name) for name in names if name.startswith("0") and len(name) > 1), None)
+        return replace(self, digits=padded) if names else self
+
+    def metric_of(self, metrics: Mapping[str, float]) -> float:
+        """The value that checkpoints are compared by: without one, or with NaN, a checkpoint is the worst."""
+        value = float(metrics.get(self.metric, math.nan))
+        worst = math.inf if self.best_mode == "min" else -math.inf
+        return worst if math.isnan(value) else value
+
+
 class SaveJob:
     """One save; its methods are its phases, in their order.
 
@@ -98,7 +109,7 @@ class SaveJob:
         series: the directory of checkpoints.
         saved: what to save, with its places in the checkpoint.
         stream: the tasks send what this process writes.
-        retention: arguments of ``orbax.Retention``.
+        retention: what to keep.
         metrics: for keeping the best.
         history: of the Saver; the save adds to it.
     """
@@ -115,7 +126,7 @@ class SaveJob:
         saved: Mapping[Variable, ArraySlice],
         *,
         stream: bool,
-        retention: Mapping[str, Any],
+        retention: Retention,
         metrics: Mapping[str, float] | None,
         history: History,
     ) -> None:
@@ -169,28 +180,26 @@ class SaveJob:
         started = time.monotonic()
         progress = threading.Thread(target=self._log_progress, name="checkpoint-progress")
         progress.start()
-        path, error = "", None
         try:
             from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
 
-            retention = orbax.Retention(**self._retention)
-            name = orbax.open_directory(self._series).save(self.handle.step, self, retention, self._metrics)
-            path = f"{self._series}/{name}"
+            name = orbax.open_directory(self._series).save(self.handle.step, self, self._retention, self._metrics)
             self._tell_divergence()
             process_metrics.add("checkpoints_total")
             process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
             process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
-        except BaseException as reason:
-            error = reason
+            tell = functools.partial(self.handle.set_result, f"{self._series}/{name}")
+        except BaseException as error:
             self._history.failed += 1
             process_metrics.add("checkpoints_failed_total")
-            logging.error("saving step %d to %s failed: %s", self.handle.step, self._series, reason)
+            logging.error("saving step %d to %s failed: %s", self.handle.step, self._series, error)
+            tell = functools.partial(self.handle.set_exception, error)
+        try:
+            self._coordinator.release(self._snapshot)
+        except OpError as error:
+            logging.info("releasing what was saved: %s", error)
         finally:
-            try:
-                self._coordinator.release(self._snapshot)
-            except OpError as reason:
-                logging.info("releasing what was saved: %s", reason)
-            self.handle.end(path, error)
+            tell()
             progress.join()
 
     def _tell_divergence(self) -> None:

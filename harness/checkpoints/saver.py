@@ -25,9 +25,8 @@ from harness.checkpoints.reader import (
     list_variables,
     load_checkpoint,
     load_variable,
-    put_together,
 )
-from harness.checkpoints.save_job import History, SaveHandle, SaveJob
+from harness.checkpoints.save_job import History, Retention, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
 from harness.coordinator import underlying
 from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
@@ -107,14 +106,14 @@ class Saver:
         if defer_build and var_list:
             raise ValueError("If `var_list` is provided then build cannot be deferred: leave one of them out")
         hours = keep_checkpoint_every_n_hours
-        self._retention: dict[str, Any] = {
-            "max_to_keep": max_to_keep,
-            "every_n_hours": None if hours is None or hours >= TF_NEVER_HOURS else hours,
-            "best": max_to_keep_best,
-            "metric": best_metric,
-            "best_mode": best_mode,
-            "digits": 8 if pad_step_number else None,
-        }
+        self._retention = Retention(
+            max_to_keep,
+            None if hours is None or hours >= TF_NEVER_HOURS else hours,
+            max_to_keep_best,
+            best_metric,
+            best_mode,
+            8 if pad_step_number else None,
+        )
         self._var_list = var_list
         self._allow_empty = allow_empty
         self._partial = partial
@@ -123,7 +122,6 @@ class Saver:
         self._lock = threading.Lock()
         self._running: SaveHandle | None = None
         self._series: str | None = None
-        self._recovered: list[str] = []
         self._reported: dict[str, float] = {}
         self._history = History()
         self.skipped = 0
@@ -223,8 +221,8 @@ class Saver:
             self._series = series
             if self._reported is metrics:
                 self._reported = {}
-        if metrics is None and self._retention["best"]:
-            logging.log_first_n(logging.WARNING, _NO_METRIC, 1, handle.step, self._retention["metric"])
+        if metrics is None and self._retention.best:
+            logging.log_first_n(logging.WARNING, _NO_METRIC, 1, handle.step, self._retention.metric)
         job.start()
         handle.blocked_secs = time.monotonic() - started
         return handle.result() if wait else handle
@@ -243,7 +241,7 @@ class Saver:
             self._reported = dict(metrics)
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
-        best = self._retention["metric"]
+        best = self._retention.metric
         if best and best not in metrics:
             raise ValueError(f"metrics has no {best!r}, which is best_metric: it has {', '.join(metrics) or 'nothing'}")
         for name, value in metrics.items():
@@ -261,8 +259,8 @@ class Saver:
     def check_for_errors(self) -> None:
         """Raises what made the last background save fail, if it failed."""
         running = self._running
-        if running is not None and (error := running.exception()) is not None:
-            raise error
+        if running is not None and running.done():
+            running.result()
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
@@ -300,7 +298,6 @@ class Saver:
     def _restore(self, sess: Session, path: str, *, partial: bool = False, verify: bool = True) -> None:
         saved = self._variables(sess.graph)
         path = storage.absolute(path)  # the tasks may have been started in other directories
-        put_together(path)
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial or self._partial)
         slices = names.restore_slices(sess, saved, pairs)
@@ -405,15 +402,14 @@ class Saver:
     def last_checkpoints(self) -> list[str]:
         """The checkpoints that are kept, oldest first: what the directory holds, also from runs before this one."""
         if self._series is None:
-            return [p for p in self._recovered if checkpoint_exists(p)]
+            return []
         return [step.path for step, _ in layout.in_order(layout.steps_in(self._series))]
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
         """Tells of checkpoints of an earlier run; the directory tells as much once something is saved or restored."""
-        self._recovered = [p for p in checkpoint_paths if checkpoint_exists(p)]
-        if self._recovered and self._series is None:
-            found = find_checkpoint(self._recovered[-1])
-            self._series = layout.series_of(found) if found else None
+        for path in checkpoint_paths:
+            if self._series is None and (found := find_checkpoint(path)) is not None:
+                self._series = layout.series_of(found)
 
 
 def check_path(series: str) -> None:

@@ -30,14 +30,14 @@ def what_mixes(
         The name of the smallest part that does so and whether it keeps a state, or None: every variable by itself, or a
         transformation that can be traced for one variable only and has no part that does otherwise.
     """
-    mixes = _mixes(transformation, extra_args)
-    if mixes is False:
+    found = dependences(transformation, _variables(), extra_args)
+    if found is not None and all(of <= {i} for i, of in enumerate(found[0])):
         return None
     for part in _parts(transformation):
-        found = what_mixes(part, extra_args)
-        if found is not None:
-            return found
-    if mixes is None:
+        mixing = what_mixes(part, extra_args)
+        if mixing is not None:
+            return mixing
+    if found is None:
         return None
     state = jax.eval_shape(transformation.init, _variables())
     return _name(transformation), bool(jax.tree.leaves(state))
@@ -45,12 +45,6 @@ def what_mixes(
 
 def _variables() -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, "float32") for shape in _SHAPES for _ in range(2)]
-
-
-def _mixes(transformation: optax.GradientTransformation, extra_args: Mapping[str, object]) -> bool | None:
-    """Whether an update depends on another variable, directly or by way of the state; None: it cannot be traced."""
-    found = dependences(transformation, _variables(), extra_args)
-    return None if found is None else any(of - {i} for i, of in enumerate(found[0]))
 
 
 def dependences(

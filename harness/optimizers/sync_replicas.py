@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import runtime as rt
-from harness.coordinator import Coordinator
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.optimizers.sync_chief import SyncRunner, orders
 from harness.tensorboard import summary
-from harness.training.hooks.base import SessionRunHook
 
 _T = TypeVar("_T")
 _TASK = re.compile(r"/task:(\d+)")
@@ -29,7 +27,7 @@ class SyncReplicas(WrappedOptimizer):
         train_op = opt.minimize(loss, global_step=global_step)
 
     A Supervisor or monitored session needs nothing more: what the chief has to run is in the graph's collection of
-    queue runners. ``make_session_run_hook`` and the other methods of the classic optimizer are there too.
+    queue runners.
 
     Args:
         optimizer: what applies the mean.
@@ -90,13 +88,11 @@ class SyncReplicas(WrappedOptimizer):
         self._elastic = elastic
         self._timeout_secs = sync_timeout_secs
         self._runner: SyncRunner | None = None
-        self._nothing: rt.Operation | None = None
         self._accepted: rt.Tensor | None = None
         self._step: rt.Tensor | None = None
         self._counted: rt.Tensor | None = None
         self._dropped: rt.Tensor | None = None
         self._status: rt.Tensor | None = None
-        self._ready: rt.Tensor | None = None
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -185,8 +181,6 @@ class SyncReplicas(WrappedOptimizer):
         )
         if self._is_chief is not False:
             global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, self._runner)
-        self._nothing = rt.no_op(name=f"{self.name}/init")
-        self._ready = rt.report_uninitialized_variables(rt.global_variables(), name=f"{self.name}/uninitialized")
         with rt.device(None):
             summary.scalar(f"{self.name}/dropped_gradients", self._dropped)
         return rt.group(*pushes, name=f"{self.name}/train")
@@ -196,29 +190,27 @@ class SyncReplicas(WrappedOptimizer):
     @property
     def accepted(self) -> rt.Tensor:
         """Whether the gradients of this step counted (bool); fetch it beside the training operation."""
-        return _made(self._accepted, self.name, "accepted")
+        return made(self._accepted, self.name, "accepted")
 
     @property
     def step(self) -> rt.Tensor:
         """The global step after the aggregate to which this step's gradients belong."""
-        return _made(self._step, self.name, "step")
+        return made(self._step, self.name, "step")
 
     @property
     def dropped_gradients(self) -> rt.Tensor:
         """How many gradients of all workers were dropped as stale so far (int64)."""
-        return _made(self._dropped, self.name, "dropped_gradients")
+        return made(self._dropped, self.name, "dropped_gradients")
 
     @property
     def accepted_gradients(self) -> rt.Tensor:
         """How many gradients of all workers were applied so far (int64)."""
-        return _made(self._counted, self.name, "accepted_gradients")
+        return made(self._counted, self.name, "accepted_gradients")
 
     @property
     def waiting_for(self) -> rt.Tensor:
         """A string: whom the present step waits for; empty when it waits for nobody."""
-        return _made(self._status, self.name, "waiting_for")
-
-    # -- the classic optimizer's names -------------------------------------------------------------------------
+        return made(self._status, self.name, "waiting_for")
 
     def get_chief_queue_runner(self) -> SyncRunner:
         """What the chief runs beside training; with one ps it has nothing to do.
@@ -226,62 +218,14 @@ class SyncReplicas(WrappedOptimizer):
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet.
         """
-        return _made(self._runner, self.name, "get_chief_queue_runner")
-
-    def get_init_tokens_op(self, num_tokens: int = -1) -> rt.Operation:
-        """Nothing to run: no tokens are needed, and no first round is wasted. The argument is checked as ever.
-
-        Raises:
-            InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have been too few.
-        """
-        fewest = self._needed - self._total
-        if num_tokens >= 0 and num_tokens < fewest:
-            raise rt.InvalidArgumentError(
-                f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
-            )
-        return _made(self._nothing, self.name, "get_init_tokens_op")
-
-    @property
-    def chief_init_op(self) -> rt.Operation:
-        """Nothing to run: the ps take the step from the global step."""
-        return _made(self._nothing, self.name, "chief_init_op")
-
-    local_step_init_op = chief_init_op
-
-    @property
-    def ready_for_local_init_op(self) -> rt.Tensor:
-        """Names of the global variables that have no value."""
-        return _made(self._ready, self.name, "ready_for_local_init_op")
-
-    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
-        """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself.
-
-        It may be made before ``apply_gradients``; what is wrong is told when the session begins, as
-        ``get_init_tokens_op`` tells it.
-        """
-        return _Hook(self, is_chief, num_tokens)
+        return made(self._runner, self.name, "get_chief_queue_runner")
 
 
-def _made(item: _T | None, name: str, what: str) -> _T:
+def made(item: _T | None, name: str, what: str) -> _T:
+    """Returns what ``apply_gradients`` has made; raises InvalidArgumentError where it was not called yet."""
     if item is None:
         raise rt.InvalidArgumentError(f"{name}: apply_gradients should be called before {what}")
     return item
-
-
-class _Hook(SessionRunHook):
-    def __init__(self, sync: SyncReplicas, is_chief: bool, num_tokens: int) -> None:
-        self._sync = sync
-        self._is_chief = is_chief
-        self._num_tokens = num_tokens
-
-    def begin(self) -> None:
-        """Looks that there is something to run."""
-        self._sync.get_init_tokens_op(self._num_tokens)
-
-    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Starts the chief's runner; one that runs already is left alone."""
-        if self._is_chief:
-            self._sync.get_chief_queue_runner().create_threads(session, coord, daemon=True, start=True)
 
 
 def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:

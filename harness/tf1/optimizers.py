@@ -16,8 +16,10 @@ import numpy as np
 import optax
 
 import runtime as rt
+from harness.coordinator import Coordinator
 from harness.optimizers import optimizer, sync_replicas
 from harness.tf1.lift import Names, is_tensor
+from harness.training.hooks.base import SessionRunHook
 
 OPS = Names()
 """TensorFlow's name in ``tf.train`` -> the class."""
@@ -375,6 +377,8 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
             raise ValueError("variable_averages is not there: run ExponentialMovingAverage.apply after the step")
         total = total_num_replicas or None
         super().__init__(opt, replicas_to_aggregate, total, worker=replica_id, name=name, **options)
+        self._nothing: rt.Operation | None = None
+        self._ready: rt.Tensor | None = None
 
     def apply_gradients(  # type: ignore[override]
         self,
@@ -384,5 +388,60 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
     ) -> rt.Tensor:
         """As in the harness; gives the global step after the aggregate, a tensor, as TensorFlow does."""
         done = super().apply_gradients(grads_and_vars, global_step, name)
-        with done.graph.as_default(), rt.control_dependencies([done]):
-            return rt.identity(self.step, name or f"{self.name}/step")
+        with done.graph.as_default():
+            with rt.name_scope(None), rt.control_dependencies(None):
+                self._nothing = rt.no_op(name=f"{self.name}/init")
+                self._ready = rt.report_uninitialized_variables(
+                    rt.global_variables(), name=f"{self.name}/uninitialized"
+                )
+            with rt.control_dependencies([done]):
+                return rt.identity(self.step, name or f"{self.name}/step")
+
+    def get_init_tokens_op(self, num_tokens: int = -1) -> rt.Operation:
+        """Nothing to run: no tokens are needed, and no first round is wasted. The argument is checked as ever.
+
+        Raises:
+            InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have been too few.
+        """
+        fewest = self._needed - self._total
+        if num_tokens >= 0 and num_tokens < fewest:
+            raise rt.InvalidArgumentError(
+                f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
+            )
+        return sync_replicas.made(self._nothing, self.name, "get_init_tokens_op")
+
+    @property
+    def chief_init_op(self) -> rt.Operation:
+        """Nothing to run: the ps take the step from the global step."""
+        return sync_replicas.made(self._nothing, self.name, "chief_init_op")
+
+    local_step_init_op = chief_init_op
+
+    @property
+    def ready_for_local_init_op(self) -> rt.Tensor:
+        """Names of the global variables that have no value."""
+        return sync_replicas.made(self._ready, self.name, "ready_for_local_init_op")
+
+    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
+        """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself.
+
+        It may be made before ``apply_gradients``; what is wrong is told when the session begins, as
+        ``get_init_tokens_op`` tells it.
+        """
+        return _Hook(self, is_chief, num_tokens)
+
+
+class _Hook(SessionRunHook):
+    def __init__(self, sync: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
+        self._sync = sync
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
+
+    def begin(self) -> None:
+        """Looks that there is something to run."""
+        self._sync.get_init_tokens_op(self._num_tokens)
+
+    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
+        """Starts the chief's runner; one that runs already is left alone."""
+        if self._is_chief:
+            self._sync.get_chief_queue_runner().create_threads(session, coord, daemon=True, start=True)

@@ -92,7 +92,7 @@ class DirectoryLock:
     def _write_text(self, directory: str, record: dict[str, Any]) -> None:
         try:
             (epath.Path(directory) / RUN_FILE).write_text(json.dumps(record))
-        except OSError as error:
+        except Exception as error:  # of whichever library serves such URLs
             logging.info("%s has no record of the run: %s", directory, error)
 
     def has(self, path: str) -> bool:

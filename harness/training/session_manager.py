@@ -354,7 +354,7 @@ class SessionManager:
         return session
 
     def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
-        """Logs that contact was lost; raises instead when it is time to give up, or nobody waits any more."""
+        """Logs what is waited for; raises instead when it is time to give up, or nobody waits any more."""
         now = time.monotonic()
         if now >= request.options.give_up_at:
             text = f"Session was not ready after waiting {now - started:.0f} secs: {error}"
@@ -366,14 +366,8 @@ class SessionManager:
     def _wait_for_directory(self, request: _Request, report: policy.ClusterReport, started: float) -> bool:
         """Takes the lock of the log directory; True if the end of another job had to be waited for."""
         waited = False
-        tasks = report.addresses.values()
-        while reason := self.directory_lock.take(request.logdir, tasks, self.series):
-            now = time.monotonic()
-            if now >= request.options.give_up_at or self._grace_period.exhausted():
-                raise rt.DeadlineExceededError(
-                    f"Session was not ready after waiting {now - started:.0f} secs: {reason}"
-                )
-            self._log(reason, aloud=not waited)
+        while reason := self.directory_lock.take(request.logdir, report.addresses.values(), self.series):
+            self._note_loss(request, rt.UnavailableError(reason), started)
             self._grace_period.wait(_LOCK_SECS)
             waited = True
         return waited

@@ -109,10 +109,11 @@ except rt.PermissionDeniedError as error:
 
 def test_directories_of_the_system_beside_the_checkpoints_are_passed_by(tmp_path: pathlib.Path, disk: Disk) -> None:
     _run(tmp_path, 1)
+    (tmp_path / "model.ckpt").rename(tmp_path / "other")  # so that all directories are looked into
     for name in ("lost+found", ".snapshot"):
         (tmp_path / name).mkdir()
     disk.refuse(errno.EACCES, 1000, lambda asked: asked.endswith(("lost+found", ".snapshot")))
-    assert harness.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt" / "1")
+    assert harness.latest_checkpoint(str(tmp_path)) == str(tmp_path / "other" / "1")
     assert disk.refused
 
 
@@ -136,7 +137,7 @@ def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(tmp_path: p
 
 def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(tmp_path: pathlib.Path, disk: Disk) -> None:
     _run(tmp_path, 1)
-    disk.refuse(errno.ESTALE, 2, lambda asked: asked == str(tmp_path))
+    disk.refuse(errno.ESTALE, 2, lambda asked: asked == str(tmp_path / "model.ckpt"))
     found = harness.checkpoints_iterator(str(tmp_path), timeout=60)
     assert next(found) == str(tmp_path / "model.ckpt" / "1")
     assert disk.refused == 2

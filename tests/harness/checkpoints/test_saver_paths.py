@@ -1,9 +1,7 @@
 """Directories of checkpoints of every name: what is saved there can be restored, and a save looks before it says so."""
 
-import dataclasses
 import os
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from etils import epath
 
 import harness
 import runtime as rt
-from harness.checkpoints import inspection, layout
+from harness.checkpoints import inspection
 from harness.training import readiness
 from runtime.lowlevel import storage
 from tests.harness.checkpoints import checkpoint_kit as ckit
@@ -160,31 +158,3 @@ def test_what_a_store_lacks_is_named(tmp_path: pathlib.Path) -> None:
     other = rt.lowlevel.ArraySlice.whole("whole", (2,), np.dtype(np.int32))
     assert storage.lacking(str(tmp_path / "s"), [other]) == ["'whole' is float32[2] instead of int32[2]"]
     assert storage.lacking(str(tmp_path / "s"), [whole]) == []
-
-
-def _unmerge(step: pathlib.Path) -> None:
-    """Makes of a checkpoint what earlier versions left in a directory with brackets."""
-    item = step / layout.DEFAULT_ITEM
-    (item / layout.MERGED_STORE).unlink()
-    shutil.rmtree(item / "d")
-    manifest = layout.read_manifest(str(step))
-    assert manifest is not None
-    kept = [f for f in manifest.files if (step / f.path).exists()]
-    (step / layout.FILE_NAME).write_text(dataclasses.replace(manifest, files=kept).to_json())
-
-
-def test_what_was_never_merged_is_merged_when_it_is_restored(tmp_path: pathlib.Path) -> None:
-    graph, v = _variables()
-    with ckit.cluster(2) as (server, _), graph.as_default(), ckit.session(server, graph) as sess:
-        ckit.initialize(sess, list(v.values()))
-        saver = harness.Saver()
-        series = tmp_path / "lr=[0.1]" / "model.ckpt"
-        saver.save(sess, series, 7)
-        _unmerge(series / "7")
-        with pytest.raises(rt.FailedPreconditionError, match=r"7 was never put together .*Saver.restore does it"):
-            harness.load_variable(str(series / "7"), "a")
-        sess.run(v["a"].assign(np.zeros(6)).op)
-        assert saver.restore_latest(sess, str(tmp_path / "lr=[0.1]")) == str(series / "7")
-        assert sess.run(v["a"]).tolist() == [0, 1, 2, 3, 4, 5]
-        assert sess.run(v["words"]).tolist() == [b"x", b"yy"]
-        assert harness.load_variable(str(series / "7"), "b") == 3

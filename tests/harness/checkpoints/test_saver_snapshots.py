@@ -154,7 +154,7 @@ def test_a_coordinator_that_always_stalls_is_told_so(tmp_path: pathlib.Path) -> 
 def test_another_saver_that_lets_go_opens_no_gate_but_its_own(tmp_path: pathlib.Path) -> None:
     with training() as train, ckit.session(train._server, train.sess.graph) as second:
         saver = harness.Saver()
-        snapshot = second.checkpoint_coordinator.snapshot(names.slices_of(second, saver._variables()))
+        snapshot = second.checkpoint_coordinator.snapshot(names.slices_of(second, saver._variables(second.graph)))
         ours = Between(train, lambda: second.checkpoint_coordinator.release(snapshot))
         path = saver.save(train.sess, tmp_path / "m", 1)
         assert ours.pauses == 1

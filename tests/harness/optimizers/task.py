@@ -224,14 +224,13 @@ def supervised(model: Model, index: int, options: dict[str, Any]) -> Iterator[rt
 
 @contextmanager
 def monitored(model: Model, index: int, options: dict[str, Any]) -> Iterator[harness.MonitoredSession]:
-    """A MonitoredTrainingSession with the optimizer's hook, as the classic optimizer's guide says."""
+    """A MonitoredTrainingSession as a program of synchronous workers makes it."""
     with (
         model.graph.as_default(),
         harness.MonitoredTrainingSession(
             f"grpc://{options['cluster']['worker'][index]}",
             is_chief=index == 0,
             checkpoint_dir=options["logdir"],
-            hooks=[model.optimizer.make_session_run_hook(index == 0)],
             save_checkpoint_secs=options["save_secs"],
             save_summaries_secs=options.get("summary_secs"),
             save_summaries_steps=None,

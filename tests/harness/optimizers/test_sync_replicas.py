@@ -118,16 +118,12 @@ def test_what_must_be_given_is_asked_for() -> None:
             sync.minimize(loss)
         for early in (
             sync.get_chief_queue_runner,
-            sync.get_init_tokens_op,
-            sync.make_session_run_hook(True).begin,
             lambda: sync.accepted,
         ):
             with pytest.raises(ValueError, match="apply_gradients should be called"):
                 early()
         sync.minimize(loss, step)
         assert sync.get_chief_queue_runner().create_threads(None) == []  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="Too few tokens"):
-            harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 4, 2).get_init_tokens_op(1)
     with pytest.raises(ValueError, match="0 gradients"):
         harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 0)
     with pytest.raises(ValueError, match="worker 2 is not among the 2"):
