@@ -13,7 +13,8 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import jax
 import orbax.checkpoint as ocp
@@ -23,13 +24,35 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import Manifest, StoredArray
-from harness.checkpoints.save_job import Retention, SaveJob
+from harness.checkpoints.retention import Retention
 from runtime import AbortedError, DataLossError, InternalError, OpError
 from runtime.lowlevel import DiskFullError, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
 _FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
+
+
+class Phases(Protocol):
+    """What of a save happens while Orbax makes its checkpoint, in this order."""
+
+    with_nan: Sequence[str]
+    """When it is written, the names of the variables in which there is a NaN."""
+
+    def begin(self, sequence: int) -> Manifest:
+        """Gives what is to be saved, under its number in the order of saves."""
+
+    def write(self, item: str) -> Future[None]:
+        """Begins to write the arrays into a directory."""
+
+    def merge(self, item: epath.Path) -> None:
+        """Makes one store of what was written."""
+
+    def complete(self, temporary: str) -> None:
+        """Looks through a checkpoint that has all but its name, and adds what belongs to it."""
+
+    def confirm(self) -> None:
+        """Raises AbortedError unless the checkpoint may get its name."""
 
 
 class _Keep:
@@ -79,7 +102,7 @@ class Directory:
         self._lock = lock
         self._cleaned = False
 
-    def save(self, step: int, phases: SaveJob, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
+    def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
         """Saves and waits until the checkpoint is on disk, whole and durable, and what is not kept is gone.
 
         Returns the name of the checkpoint's directory.
@@ -139,7 +162,7 @@ class Directory:
             self._purge()
             return retention.name_of(step)
 
-    def _open(self, step: int, phases: SaveJob, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
+    def _open(self, step: int, phases: Phases, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # Where there is no rename, Orbax writes into the final directory.
         final = str(epath.Path(self.path) / retention.name_of(step))
@@ -254,7 +277,7 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
     """Has the tasks write what the entries of the manifest tell of; in the checkpoint they are plain arrays."""
 
-    def __init__(self, phases: SaveJob) -> None:
+    def __init__(self, phases: Phases) -> None:
         super().__init__()
         self._phases = phases
 
@@ -262,7 +285,7 @@ class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
         return [self._phases.write(str(infos[0].parent_dir))]
 
 
-def _temporary_path_class(phases: SaveJob) -> Any:
+def _temporary_path_class(phases: Phases) -> Any:
     base = ocp.path.atomicity.AtomicRenameTemporaryPath
 
     class SyncedRename(base):  # type: ignore[misc, valid-type]

@@ -26,7 +26,8 @@ from harness.checkpoints.reader import (
     load_checkpoint,
     load_variable,
 )
-from harness.checkpoints.save_job import History, Retention, SaveHandle, SaveJob
+from harness.checkpoints.retention import Retention
+from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
 from harness.coordinator import underlying
 from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
