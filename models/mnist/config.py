@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -300,57 +300,63 @@ class Config:
         return self.elastic and self.train_steps is None
 
     def problem(self) -> str | None:
-        """What is wrong with the flags together, None when they fit."""
-        if self.insecure and self.security:
-            return "--insecure lets everybody in, and --security only some: leave one of them out"
-        trainers = self.worker_hosts or self.chief_hosts
-        if self.sync != ASYNC and self.max_staleness is not None:
-            return "--max_staleness bounds asynchronous training: leave it out with --sync"
-        if self.ps_backups and (ps := len(self.ps_hosts)) < 2:
-            return (
-                f"--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, and there are {ps}"
-            )
-        if self.ps_backups and (self.sync != ASYNC or self.max_staleness is not None):
-            waits = "--sync and --max_staleness"
-            return f"--ps_backups mirrors variables, not who waits for whom: leave it out with {waits}"
-        if self.elastic and (wrong := self._not_elastic()):
-            return wrong
-        if self.sync != PS and (self.replicas_to_aggregate is not None or self.sync_timeout_secs is not None):
-            return "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
+        """Returns what is wrong with the flags together, None when they fit."""
         try:
             monitoring.StepProfiler.from_text(self.profile_steps, self.logdir)
         except ValueError as error:
             return str(error)
-        if len(self.chief_hosts) > 1:
-            return f"--chief_hosts names {len(self.chief_hosts)} tasks: a run has one chief"
-        if self.job_name == "evaluator":
-            if not self.logdir:
-                return "--logdir is empty: an evaluator follows the checkpoints of one"
-            if self.patience is not None and not self.ps_hosts:
-                return "--patience asks a ps to end training: it needs --ps_hosts"
-            return None
-        if self.job_name == "chief" and not self.chief_hosts:
-            return "--job_name=chief needs --chief_hosts, the same on every task"
-        if trainers and not self.ps_hosts:
-            return "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222"
-        if self.ps_hosts and not trainers and self.cluster is None:
-            return "--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223"
-        if self.job_name not in self.jobs.jobs:
-            return f"--job_name={self.job_name} needs --{self.job_name}_hosts, the same on every task"
-        if self.task_index not in self.jobs.task_indices(self.job_name):
-            count = self.jobs.num_tasks(self.job_name)
-            return f"--task_index={self.task_index}: --{self.job_name}_hosts names {count} tasks"
-        return None
+        return next((line for is_wrong, line in (*self._conflicts(), *self._misplaced()) if is_wrong), None)
 
-    def _not_elastic(self) -> str | None:
-        """What does not go together with --elastic."""
-        if self.prefetch:
-            return "--elastic counts a batch with its own step: leave --prefetch out"
-        if self.sync == PS and self.decay == "linear" and self.train_steps is None:
-            return (
-                "--decay=linear needs the number of steps, which nobody knows with --elastic --sync: give --train_steps"
-            )
-        return None
+    def _conflicts(self) -> Iterator[tuple[object, str]]:
+        """Yields flags that exclude each other: whether both are given, and the line about them."""
+        bounded, elastic = self.max_staleness is not None, self.elastic
+        asked = self.replicas_to_aggregate is not None or self.sync_timeout_secs is not None
+        ps = len(self.ps_hosts)
+        yield (
+            self.insecure and self.security,
+            "--insecure lets everybody in, and --security only some: leave one of them out",
+        )
+        yield self.sync == PS and bounded, "--max_staleness bounds asynchronous training: leave it out with --sync"
+        yield (
+            self.ps_backups and ps < 2,
+            f"--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, and there are {ps}",
+        )
+        yield (
+            self.ps_backups and (self.sync == PS or bounded),
+            "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and --max_staleness",
+        )
+        yield elastic and self.prefetch, "--elastic counts a batch with its own step: leave --prefetch out"
+        yield (
+            elastic and self.sync == PS and self.decay == "linear" and self.train_steps is None,
+            "--decay=linear needs the number of steps, which nobody knows with --elastic --sync: give --train_steps",
+        )
+        yield self.sync != PS and asked, "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
+
+    def _misplaced(self) -> Iterator[tuple[object, str]]:
+        """Yields what a task lacks in its cluster: whether it is so, and the line about it."""
+        job, trainers, chiefs = self.job_name, self.worker_hosts or self.chief_hosts, len(self.chief_hosts)
+        yield chiefs > 1, f"--chief_hosts names {chiefs} tasks: a run has one chief"
+        if job == "evaluator":
+            yield not self.logdir, "--logdir is empty: an evaluator follows the checkpoints of one"
+            asks = self.patience is not None and not self.ps_hosts
+            yield asks, "--patience asks a ps to end training: it needs --ps_hosts"
+            return
+        yield job == "chief" and not chiefs, "--job_name=chief needs --chief_hosts, the same on every task"
+        yield (
+            trainers and not self.ps_hosts,
+            "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222",
+        )
+        yield (
+            self.ps_hosts and not trainers and self.cluster is None,
+            "--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223",
+        )
+        is_there = job in self.jobs.jobs
+        yield not is_there, f"--job_name={job} needs --{job}_hosts, the same on every task"
+        count = self.jobs.num_tasks(job) if is_there else 0
+        yield (
+            is_there and self.task_index not in self.jobs.task_indices(job),
+            f"--task_index={self.task_index}: --{job}_hosts names {count} tasks",
+        )
 
 
 def _given_limits() -> rt.Limits | None:
