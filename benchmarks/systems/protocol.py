@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -54,22 +53,3 @@ def measure(step: Callable[[np.ndarray, np.ndarray], object], seed: int, warmup:
             step(*data[done % len(data)])
             done += 1
         print(json.dumps({"steps": done, "seconds": time.perf_counter() - started}), flush=True)
-
-
-def measure_steps(step: Callable[[np.ndarray, np.ndarray], Any], seed: int, warmup: int = 30) -> None:
-    """Like ``measure`` for workers that go in step: all do the number of steps that the driver's line asks for.
-
-    Args:
-        step: one training step; gives the global step.
-        seed: of the batches.
-        warmup: steps before READY.
-    """
-    data = batches(seed)
-    for i in range(warmup):
-        at = step(*data[i % len(data)])
-    print("READY", flush=True)
-    for line in sys.stdin:
-        before, started = int(at), time.perf_counter()
-        for i in range(int(line)):
-            at = step(*data[i % len(data)])
-        print(json.dumps({"steps": int(at) - before, "seconds": time.perf_counter() - started}), flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MB = 10**6
 MIB = 2**20
 PROCESS_BYTES = 740 * MIB
 """A process with its compiled programs: of the ps of docs/memory.md, which holds 128 variables."""
