@@ -148,6 +148,8 @@ lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pin
 		--output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
+	$(BIN)/uv pip compile requirements-lowest.lock --quiet --no-header --no-annotate --no-deps --generate-hashes \
+		--output-file=requirements-lowest.lock
 
 audit: $(STAMP) ## Look for known vulnerabilities in what is installed to train; asks pypi.org.
 	$(BIN)/uv tool run pip-audit --strict --disable-pip --require-hashes --requirement=requirements.lock

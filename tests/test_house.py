@@ -46,8 +46,7 @@ def test_lock_is_sorted_pins(lock: str) -> None:
     names = [pin[1] for pin in pins if pin]
     assert len(names) == len(pins)
     assert names == sorted(set(names))
-    if lock != "requirements-lowest.lock":
-        assert [pin[1] for pin in pins if pin and not pin[3]] == [], "without hashes"
+    assert [pin[1] for pin in pins if pin and not pin[3]] == [], "without hashes"
 
 
 def test_what_trains_is_what_is_tested() -> None:

@@ -21,6 +21,8 @@ FORMAT = 1
 UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
 """Files that Orbax writes after the manifest, and the manifest itself, which has its own checksum."""
 
+_LATEST_UNIX_SECS = 1e11
+"""Later times have years of five digits, which no calendar here takes."""
 _NAMES = 3
 """How many names a message has at most."""
 
@@ -146,7 +148,7 @@ class Manifest:
                     raise DataLossError(
                         f"{where} is damaged: its manifest names the file {file.path!r}, which does not lie in it"
                     )
-            return cls(
+            found = cls(
                 step=body["step"],
                 sequence=body["sequence"],
                 epoch=body["epoch"],
@@ -167,10 +169,27 @@ class Manifest:
                 snapshot=body.get("cut", 0),
                 with_nan=tuple(name for name in body.get("with_nan", ()) if name in body["variables"]),
             )
+            found._check()
+            return found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataLossError):
                 raise
             raise DataLossError(f"{where} is damaged: its manifest cannot be read ({error})") from error
+
+    def _check(self) -> None:
+        """Raises ValueError for what Python reads as JSON and no save has written."""
+        arrays = self.variables.values()
+        texts = [text for array in arrays for text in (array.name, array.dtype, *(task for task, _, _ in array.slices))]
+        for text in (*texts, *(file.path for file in self.files)):
+            if not isinstance(text, str) or not text.isprintable():  # it would move the cursor of a terminal
+                raise ValueError(f"the name {text!r}")
+        parts = [part for array in arrays for _, offset, shape in array.slices for part in (offset, shape)]
+        sizes = [number for part in (*parts, *(array.shape for array in arrays)) for number in part]
+        numbers = (self.step, self.sequence, self.epoch, self.snapshot, *sizes, *(file.size for file in self.files))
+        if not all(isinstance(number, int) for number in numbers):
+            raise ValueError("a number of it is none")
+        if not 0 <= self.saved_at < _LATEST_UNIX_SECS:
+            raise ValueError(f"the time {self.saved_at!r}")
 
 
 def read_manifest(step_directory: str) -> Manifest | None:

@@ -329,6 +329,7 @@ def _about(certificate: bytes) -> tuple[float, float, tuple[str, ...]]:
 
 
 def _private(path: Path) -> bytes:
+    token_files.forbid_core_dumps()
     with open(path, "rb") as file:
         if token_files.others_read(os.fstat(file.fileno())):
             raise UnauthenticatedError(f"others can read the key in {path}: chmod 600 it, and make another one")

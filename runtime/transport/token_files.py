@@ -15,6 +15,7 @@ import io
 import os
 import pwd
 import re
+import resource
 import secrets
 import stat
 import tempfile
@@ -32,6 +33,8 @@ _LONGEST_FILE: Final = 256
 _OURS: Final = "@"
 """In the names of the files that come and go with a process; others in the directory are the user's."""
 _RUNTIME_DIRECTORY: Final = "XDG_RUNTIME_DIR"
+CORE_VARIABLE: Final = "BELLWETHER_CORE_DUMPS"
+"""Environment variable: with 1, a process that has read a secret still leaves core dumps, which hold it."""
 
 
 class Token(NamedTuple):
@@ -59,6 +62,7 @@ class TokenFile:
 
     def __init__(self, name: str, key: bytes | None = None) -> None:
         self.key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        forbid_core_dumps()
         directory = _make_directory()
         self.path = str(directory / name)
         with _locked(directory):
@@ -244,7 +248,14 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def forbid_core_dumps() -> None:
+    """Has this process and its children leave no core dumps, as it holds a secret; ``ulimit -c`` can raise it again."""
+    if os.environ.get(CORE_VARIABLE) != "1":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def _read(file: io.FileIO, path: str) -> bytes:
+    forbid_core_dumps()
     found = _TOKEN.fullmatch(file.read(_LONGEST_FILE))
     if found is None:
         raise UnauthenticatedError(

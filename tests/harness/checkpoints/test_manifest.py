@@ -2,8 +2,10 @@
 
 import json
 import zlib
+from typing import Any
 
 import numpy as np
+import pytest
 
 import runtime as rt
 from harness.checkpoints import names
@@ -62,6 +64,31 @@ def test_what_has_diverged_is_a_variable_whatever_a_manifest_says() -> None:
     body = json.loads(written.to_json())["manifest"] | {"with_nan": ["\x1b[2J", "w", 3]}
     crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     assert Manifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "here").with_nan == ("w",)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ({"files": [["a\x1b[2J", 5, 6]]}, r"the name 'a\\x1b\[2J'"),
+        ({"files": [["a", None, 6]]}, "a number of it is none"),
+        ({"saved_at": float("inf")}, "the time inf"),
+        ({"saved_at": float("nan")}, "the time nan"),
+        ({"saved_at": 1e300}, "the time 1e.300"),
+        ({"saved_at": None}, "manifest cannot be read"),
+        ({"step": "7"}, "a number of it is none"),
+        ({"variables": {"w\n": {"dtype": "float32", "encoded": 0, "shape": [], "slices": []}}}, r"the name 'w\\n'"),
+        ({"variables": {"w": {"dtype": "float32", "encoded": 0, "shape": [None], "slices": []}}}, "a number of it"),
+        ({"variables": {"w": {"dtype": "float32", "encoded": 0, "shape": None, "slices": []}}}, "cannot be read"),
+        ({"variables": {"w": {"dtype": 3, "encoded": 0, "shape": [], "slices": []}}}, "the name 3"),
+    ],
+)
+def test_a_manifest_that_no_save_wrote_is_damaged(harm: dict[str, Any], why: str) -> None:
+    """Names that move a cursor reached the terminal, and null or infinity ended commands by a traceback."""
+    body = TEXT["manifest"] | harm  # type: ignore[operator]
+    crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    with pytest.raises(rt.DataLossError, match=f"^there is damaged: its .*{why}") as caught:
+        Manifest.from_json(json.dumps({"crc32": crc, "manifest": body}), "there")
+    assert caught.value.message.isprintable()
 
 
 def test_an_array_knows_how_it_lies_on_disk() -> None:

@@ -4,6 +4,8 @@ import os
 import pathlib
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,3 +185,23 @@ def test_a_squatted_directory_has_a_way_out(tmp_path: pathlib.Path, monkeypatch:
     token = TokenFile("one@")
     assert token.path.startswith(str(own))
     token.close()
+
+
+CORE = """
+import resource, sys
+from runtime.transport.token_files import read
+resource.setrlimit(resource.RLIMIT_CORE, (1024, 1024))
+read(sys.argv[1])
+print(*resource.getrlimit(resource.RLIMIT_CORE))
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("allowed", "limits"), [("", "0 1024\n"), ("1", "1024 1024\n")])
+def test_a_process_with_a_secret_leaves_no_core(tmp_path: pathlib.Path, allowed: str, limits: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    command = [sys.executable, "-c", CORE, str(path)]
+    environment = {**os.environ, "BELLWETHER_CORE_DUMPS": allowed}
+    assert subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout == limits
