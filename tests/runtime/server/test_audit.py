@@ -17,6 +17,7 @@ from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
 from runtime.server import calls
 from runtime.transport import rpc
+from runtime.transport.security import Refusals
 from tests.runtime.kit import TARGET, addresses, servers
 from tests.runtime.stranger import challenge
 
@@ -118,6 +119,14 @@ def test_text_of_others_moves_no_cursor_and_begins_no_line(tmp_path: pathlib.Pat
     text = (tmp_path / "log").read_text()
     assert text.isascii() and text[:-1].isprintable() and text.endswith("\n")
     assert len(json.loads(text)["what"]) == 500
+
+
+def test_failed_calls_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Each bad call of a stage wrote a traceback: 1,227 of them filled 2.1 MB in five seconds."""
+    refusals = Refusals(PS)
+    for number in range(5):
+        refusals.report_failure("127.0.0.1", f"call {number} of client 7", ValueError("no such shape"))
+    assert len(caplog.records) == 1 and "Call 0 of client 7" in caplog.text and "Call 1" not in caplog.text
 
 
 def test_a_handler_of_the_program_gets_the_lines_too(caplog: pytest.LogCaptureFixture) -> None:
