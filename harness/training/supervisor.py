@@ -142,10 +142,12 @@ class Supervisor:
             summary_writer=told.get("summary_writer"),
         )
         self._graph = graph if graph is not None else rt.get_default_graph()
-        self._is_chief = is_chief
+        self.is_chief = is_chief
+        """True on the chief."""
         self._stop_grace_secs = min(stop_grace_secs, LONGEST_SECS)
-        self._coord = Coordinator()
-        self._life = Lifecycle(self._coord, is_chief, self._stop_grace_secs)
+        self.coord = Coordinator()
+        """The coordinator that stops the threads."""
+        self._life = Lifecycle(self.coord, is_chief, self._stop_grace_secs)
         self._logdir = (
             rt.lowlevel.storage.absolute(os.fspath(logdir)) if logdir else None
         )  # tasks may run in other directories
@@ -159,115 +161,55 @@ class Supervisor:
             asked = told.get("ready_for_local_init_op") is not None
             if asked and operations["local_init_op"] is None and "local_init_op" not in told:
                 operations["local_init_op"] = rt.no_op()  # no local variables; what was asked for is looked at still
-            self._ready_op: Element | None = operations["ready_op"]
-            self._ready_for_local_init_op: Element | None = operations["ready_for_local_init_op"]
-            self._init_op: Element | None = operations["init_op"]
+            self.ready_op: Element | None = operations["ready_op"]
+            """String tensor with the names of what is not ready."""
+            self.ready_for_local_init_op: Element | None = operations["ready_for_local_init_op"]
+            """The same for what ``local_init_op`` needs."""
+            self.init_op: Element | None = operations["init_op"]
+            """The operation that gives the variables their first values."""
             self._local_init_op: Element | None = operations["local_init_op"]
-            self._global_step: GlobalStep | None = operations["global_step"]
-            self._summary_op: Element | None = operations["summary_op"]
-            self._saver: CheckpointSaver | None = told["saver"]
+            self.global_step: GlobalStep | None = operations["global_step"]
+            """The global step."""
+            self.summary_op: Element | None = operations["summary_op"]
+            """The operation that the summary timer runs."""
+            self.saver: CheckpointSaver | None = told["saver"]
+            """The saver; None on tasks that are not the chief."""
             local = asked or self._local_init_op is not None
-            self._session_manager = session_manager or SessionManager(
+            self.session_manager = session_manager or SessionManager(
                 local_init_op=self._local_init_op,
-                ready_op=self._ready_op,
-                ready_for_local_init_op=self._ready_for_local_init_op if local else None,
+                ready_op=self.ready_op,
+                ready_for_local_init_op=self.ready_for_local_init_op if local else None,
                 graph=self._graph,
                 recovery_wait_secs=recovery_wait_secs,
                 grace_period=self._life.grace_period,
             )
-            if isinstance(self._session_manager, SessionManager):
-                self._session_manager.stop_with(self._life.grace_period)
-                self._session_manager.series = checkpoint_basename
-        self._init_feed_dict = init_feed_dict
+            """The manager that opens sessions."""
+            if isinstance(self.session_manager, SessionManager):
+                self.session_manager.stop_with(self._life.grace_period)
+                self.session_manager.series = checkpoint_basename
+        self.init_feed_dict = init_feed_dict
+        """Feeds of ``init_op``."""
         self._init_fn = init_fn
-        self._save_model_secs = save_model_secs if is_chief else None
-        self._save_summaries_secs = save_summaries_secs if is_chief else None
-        self._save_path: str | None = None
-        self._summary_writer: services.EventWriter | None = told.get("summary_writer") if is_chief else None
+        self.save_model_secs = save_model_secs if is_chief else None
+        """Seconds between checkpoints; None on tasks that are not the chief."""
+        self.save_summaries_secs = save_summaries_secs if is_chief else None
+        """Seconds between summaries; None on tasks that are not the chief."""
+        self.save_path: str | None = None
+        """First part of the checkpoints' paths; None where none are written."""
+        self.summary_writer: Any = told.get("summary_writer") if is_chief else None
+        """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
         if is_chief and self._logdir is not None:
-            self._save_path = os.path.join(self._logdir, checkpoint_basename)
+            self.save_path = os.path.join(self._logdir, checkpoint_basename)
             if "summary_writer" not in told:
                 from harness.tensorboard.writer import FileWriter
 
-                self._summary_writer = FileWriter(self._logdir)
+                self.summary_writer = FileWriter(self._logdir)
         self._writer_closed = False
         self._graph_written = False
         self._checkpoints: services.Checkpoints | None = None
         self._summaries: services.Summaries | None = None
         self._services: Sequence[Thread] = ()
         self._graph.finalize()
-
-    # -- what it is made of --------------------------------------------------------------------------------
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this task is the chief."""
-        return self._is_chief
-
-    @property
-    def session_manager(self) -> SessionManager:
-        """What opens sessions."""
-        return self._session_manager
-
-    @property
-    def coord(self) -> Coordinator:
-        """What stops the threads."""
-        return self._coord
-
-    @property
-    def init_op(self) -> Element | None:
-        """What gives the variables their first values."""
-        return self._init_op
-
-    @property
-    def init_feed_dict(self) -> Feeds | None:
-        """Feeds of ``init_op``."""
-        return self._init_feed_dict
-
-    @property
-    def ready_op(self) -> Element | None:
-        """What tells whether the model is ready."""
-        return self._ready_op
-
-    @property
-    def ready_for_local_init_op(self) -> Element | None:
-        """What tells whether ``local_init_op`` may run."""
-        return self._ready_for_local_init_op
-
-    @property
-    def summary_writer(self) -> Any:
-        """What writes events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
-        return self._summary_writer
-
-    @property
-    def summary_op(self) -> Element | None:
-        """What the summary timer runs."""
-        return self._summary_op
-
-    @property
-    def save_summaries_secs(self) -> float | None:
-        """Seconds between summaries; None on tasks that are not the chief."""
-        return self._save_summaries_secs
-
-    @property
-    def global_step(self) -> GlobalStep | None:
-        """The global step."""
-        return self._global_step
-
-    @property
-    def saver(self) -> CheckpointSaver | None:
-        """What saves and restores; None on tasks that are not the chief."""
-        return self._saver
-
-    @property
-    def save_model_secs(self) -> float | None:
-        """Seconds between checkpoints; None on tasks that are not the chief."""
-        return self._save_model_secs
-
-    @property
-    def save_path(self) -> str | None:
-        """First part of the checkpoints' paths; None where none are written."""
-        return self._save_path
 
     # -- a session ---------------------------------------------------------------------------------------------
 
@@ -310,11 +252,11 @@ class Supervisor:
             session.on_exit = None  # this block ends it
             yield session
         except Exception as error:
-            if self._coord.should_stop() and not failed(self._coord) and not isinstance(error, _OF_THE_STOP):
+            if self.coord.should_stop() and not failed(self.coord) and not isinstance(error, _OF_THE_STOP):
                 logging.error("error of the block after the stop, raised when training has ended: %r", error)
                 after_the_stop = error
             else:
-                self._coord.request_stop(error)
+                self.coord.request_stop(error)
         except BaseException:  # Ctrl-C and the like: save, but training is not over
             over = False
             raise
@@ -354,13 +296,13 @@ class Supervisor:
             RuntimeError: nothing can make the model ready.
             DeadlineExceededError: it was not ready in time; says what or who was missing.
         """
-        self._coord.clear_stop()
-        writer = self._summary_writer
+        self.coord.clear_stop()
+        writer = self.summary_writer
         if writer is not None and self._writer_closed:
             writer.reopen()
             self._writer_closed = False
-        manager = self._session_manager
-        role = Role.CHIEF if self._is_chief else Role.OTHER
+        manager = self.session_manager
+        role = Role.CHIEF if self.is_chief else Role.OTHER
         if recover:  # a silent task is waited for: its step is neither lost nor doubled when it answers again
             config = readiness.with_start_timeout(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
@@ -369,18 +311,18 @@ class Supervisor:
 
         def open_ready(recovering: bool) -> rt.Session:
             chosen = recovering_config if recovering else config
-            if not self._is_chief:
+            if not self.is_chief:
                 return manager.wait_for_session(master, config=chosen, max_wait_secs=max_wait_secs)
             extra: dict[str, Any] = {"recovering": recovering} if own else {}
             return manager.prepare_session(
                 master,
-                self._init_op,
-                saver=self._saver,
+                self.init_op,
+                saver=self.saver,
                 checkpoint_dir=self._logdir,
                 wait_for_checkpoint=wait_for_checkpoint,
                 max_wait_secs=max_wait_secs,
                 config=chosen,
-                init_feed_dict=self._init_feed_dict,
+                init_feed_dict=self.init_feed_dict,
                 init_fn=self._init_fn,
                 **extra,
             )
@@ -391,12 +333,12 @@ class Supervisor:
             self._graph,
             records=manager.records(master, config, role) if own else None,
             recover=recover,
-            global_step=self._global_step,
+            global_step=self.global_step,
             probe=manager.probe if own else None,
             give_up_secs=max_wait_secs,
         )
         session.on_exit = self._leave_block
-        session.directory_lock = manager.directory_lock if own and self._is_chief else None
+        session.directory_lock = manager.directory_lock if own and self.is_chief else None
         self._services = []
         try:
             if writer is not None and not self._graph_written:
@@ -405,11 +347,11 @@ class Supervisor:
                 if self._logdir is not None:
                     readiness.write_graph_text(self._graph, self._logdir)
             if start_standard_services and not self._life.late:
-                if self._is_chief and self._logdir is not None:
+                if self.is_chief and self._logdir is not None:
                     self.start_standard_services(session)
                 self.start_queue_runners(session)
         except BaseException as error:  # nobody gets this session, so nobody will close it
-            self._coord.request_stop(error if isinstance(error, Exception) else None)
+            self.coord.request_stop(error if isinstance(error, Exception) else None)
             self._life.abandon()
             self._life.close()
             raise
@@ -426,34 +368,32 @@ class Supervisor:
         Raises:
             RuntimeError: this is not the chief.
         """
-        if not self._is_chief:
+        if not self.is_chief:
             raise RuntimeError("Only chief supervisor can start standard services, because only the chief writes")
         if self._logdir is None:
             logging.warning("Standard services need a 'logdir' passed to the Supervisor")
             return None
-        writer = self._summary_writer
-        if writer is not None and self._global_step is not None:
-            writer.add_session_log("START", int(sess.run(self._global_step)))
+        writer = self.summary_writer
+        if writer is not None and self.global_step is not None:
+            writer.add_session_log("START", int(sess.run(self.global_step)))
         threads: list[Thread] = []
-        if self._save_summaries_secs and writer is not None:
-            if self._summary_op is not None:
-                self._summaries = services.Summaries(self._summary_op, self._global_step, writer)
-                threads.append(services.SummaryThread(self._coord, self._save_summaries_secs, sess, self._summaries))
-            if self._global_step is not None:
+        if self.save_summaries_secs and writer is not None:
+            if self.summary_op is not None:
+                self._summaries = services.Summaries(self.summary_op, self.global_step, writer)
+                threads.append(services.SummaryThread(self.coord, self.save_summaries_secs, sess, self._summaries))
+            if self.global_step is not None:
                 threads.append(
-                    services.StepCounterThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
+                    services.StepCounterThread(self.coord, self.save_summaries_secs, sess, self.global_step, writer)
                 )
                 if sess.target and isinstance(writer, SeriesWriter):
-                    threads.append(
-                        SeriesThread(self._coord, self._save_summaries_secs, sess, self._global_step, writer)
-                    )
-        if self._saver is not None and self._save_path is not None:
+                    threads.append(SeriesThread(self.coord, self.save_summaries_secs, sess, self.global_step, writer))
+        if self.saver is not None and self.save_path is not None:
             self._checkpoints = services.Checkpoints(
-                self._saver, self._save_path, self._global_step, writer, self._life.leads
+                self.saver, self.save_path, self.global_step, writer, self._life.leads
             )
-            saves = services.CheckpointThread(self._coord, self._save_model_secs or 0, sess, self._checkpoints)
+            saves = services.CheckpointThread(self.coord, self.save_model_secs or 0, sess, self._checkpoints)
             self._life.save = saves.save
-            if self._save_model_secs:
+            if self.save_model_secs:
                 threads.append(saves)
         for thread in threads:
             thread.start()
@@ -471,7 +411,7 @@ class Supervisor:
             queue_runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
         threads: list[Thread] = []
         for runner in queue_runners:
-            threads.extend(runner.create_threads(sess, coord=self._coord, daemon=True, start=True))
+            threads.extend(runner.create_threads(sess, coord=self.coord, daemon=True, start=True))
         return threads
 
     def loop(
@@ -489,7 +429,7 @@ class Supervisor:
             args: its positional arguments.
             kwargs: its keyword arguments.
         """
-        return LooperThread.loop(self._coord, timer_interval_secs, target, args, kwargs)
+        return LooperThread.loop(self.coord, timer_interval_secs, target, args, kwargs)
 
     def summary_computed(self, sess: rt.Session, summary: object, global_step: int | None = None) -> None:
         """Writes a summary that was computed in a training step.
@@ -502,11 +442,11 @@ class Supervisor:
         Raises:
             RuntimeError: there is no summary writer.
         """
-        if self._summary_writer is None:
+        if self.summary_writer is None:
             raise RuntimeError("Writing a summary requires a summary writer.")
-        if global_step is None and self._global_step is not None:
-            global_step = int(sess.run(self._global_step))
-        self._summary_writer.add_summary(summary, global_step)
+        if global_step is None and self.global_step is not None:
+            global_step = int(sess.run(self.global_step))
+        self.summary_writer.add_summary(summary, global_step)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -554,26 +494,26 @@ class Supervisor:
                     self._life.finish(self._final, over=over, checkpoint_dir=directory)
                     break
                 except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
-                    if self._life.ended or failed(self._coord) or interruption is not None:
+                    if self._life.ended or failed(self.coord) or interruption is not None:
                         raise
                     interruption, over = error, False
-                    self._coord.request_stop()
+                    self.coord.request_stop()
             if interruption is not None:
                 raise interruption
         finally:
-            self._coord.request_stop()
-            if close_summary_writer and self._summary_writer is not None and not self._writer_closed:
-                self._summary_writer.add_session_log("STOP")
-                self._summary_writer.close()
+            self.coord.request_stop()
+            if close_summary_writer and self.summary_writer is not None and not self._writer_closed:
+                self.summary_writer.add_session_log("STOP")
+                self.summary_writer.close()
                 self._writer_closed = True
 
     def _stop_and_join(self, threads: Sequence[Thread] | None, *, over: bool, ignore_live_threads: bool) -> None:
-        if over and not failed(self._coord):
+        if over and not failed(self.coord):
             self._life.wait_for_others()  # with the services still at work
-        self._coord.request_stop()
+        self.coord.request_stop()
         self._life.limit_silence()
         self._join_services()
-        self._coord.join(threads, self._stop_grace_secs, ignore_live_threads)
+        self.coord.join(threads, self._stop_grace_secs, ignore_live_threads)
 
     def _leave_block(self, error: BaseException | None) -> None:
         """The block of a session from ``prepare_or_wait_for_session`` ends."""
@@ -587,7 +527,7 @@ class Supervisor:
     def _join_services(self) -> None:
         """Waits for the services: a save that is under way takes what it takes. After a failure, as for any thread."""
         for thread in self._services:
-            while thread.is_alive() and thread is not threading.current_thread() and not failed(self._coord):
+            while thread.is_alive() and thread is not threading.current_thread() and not failed(self.coord):
                 saves = isinstance(thread, services.CheckpointThread)
                 thread.join(_LOG_SECS)
                 if thread.is_alive():
@@ -601,8 +541,8 @@ class Supervisor:
             self._checkpoints.save(session)
         if self._summaries is not None:
             self._summaries.write(session)
-        if self._summary_writer is not None and not self._writer_closed:
-            self._summary_writer.flush()
+        if self.summary_writer is not None and not self._writer_closed:
+            self.summary_writer.flush()
 
     def request_stop(self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False) -> None:
         """Asks everything in this task to stop; see ``Coordinator.request_stop``.
@@ -619,19 +559,19 @@ class Supervisor:
             if everybody:
                 self._life.stop_everybody(f"{type(ex).__name__}: {ex}" if isinstance(ex, Exception) else "")
         finally:
-            self._coord.request_stop(ex)
+            self.coord.request_stop(ex)
 
     def should_stop(self) -> bool:
         """Whether training is to stop."""
-        return self._coord.should_stop()
+        return self.coord.should_stop()
 
     def stop_on_exception(self) -> contextlib.AbstractContextManager[None]:
         """A context that turns an exception into a stop; ``stop`` raises it."""
-        return self._coord.stop_on_exception()
+        return self.coord.stop_on_exception()
 
     def wait_for_stop(self) -> None:
         """Waits until a stop is requested."""
-        self._coord.wait_for_stop()
+        self.coord.wait_for_stop()
 
     # -- TF1's older names -------------------------------------------------------------------------------------
 
