@@ -392,19 +392,26 @@ class Summaries:
             )
 
 
-class SummaryThread(LooperThread):
-    """Writes summaries at the start and then every so many seconds."""
+def service(
+    coord: Coordinator, name: str, secs: float, session: ManagedSession, act: Callable[[rt.Session], object]
+) -> LooperThread:
+    """Returns a thread that calls a function with the session at its start and then every so many seconds.
 
-    def __init__(self, coord: Coordinator, secs: float, session: ManagedSession, summaries: Summaries) -> None:
-        super().__init__(coord, secs)
-        self.name = "write-summaries"
-        self._session = session
-        self._summaries = summaries
+    Args:
+        coord: The coordinator that stops the thread.
+        name: Name of the thread.
+        secs: Seconds between calls.
+        session: The session of training.
+        act: What the thread does.
+    """
 
-    def run_loop(self) -> None:
-        """Writes."""
-        with while_open(self._session):
-            self._summaries.write(self._session)
+    def call() -> None:
+        with while_open(session):
+            act(session)
+
+    thread = LooperThread(coord, secs, call)
+    thread.name = name
+    return thread
 
 
 class StepCounter:
@@ -440,25 +447,6 @@ class StepCounter:
             logging.info("%s: %g%s", self._tag, rate, rest)
         return rate
 
-
-class StepCounterThread(LooperThread):
-    """Writes the step rate every so many seconds."""
-
-    def __init__(
-        self,
-        coord: Coordinator,
-        secs: float,
-        session: ManagedSession,
-        global_step: GlobalStep,
-        writer: EventWriter | None,
-    ) -> None:
-        super().__init__(coord, secs)
-        self.name = "count-steps"
-        self._session = session
-        self._global_step = global_step
-        self._counter = StepCounter(global_step.op.name, writer)
-
-    def run_loop(self) -> None:
-        """Counts."""
-        with while_open(self._session):
-            self._counter.count(int(self._session.run(self._global_step)), time.monotonic())
+    def count_in(self, global_step: GlobalStep) -> Callable[[rt.Session], object]:
+        """Returns a function that counts in a session, by a global step."""
+        return lambda session: self.count(int(session.run(global_step)), time.monotonic())

@@ -41,6 +41,16 @@ _DEFAULTS: Mapping[str, Callable[[rt.Graph], Element | None]] = {
 }
 """By argument that was not given: what finds or makes the operation."""
 
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "graph": (rt.Graph | None, "a runtime.Graph or None"),
+    "is_chief": (numbers.Integral | np.bool_, "True or False"),
+    "logdir": (str | os.PathLike | None, "the path of a directory or None"),
+    "checkpoint_basename": (str, "a name"),
+    "init_feed_dict": (Mapping | None, "a dict of tensors to values"),
+    "init_fn": (Callable | None, "a function of the session"),
+}
+"""The types of values that are neither numbers nor operations, and their words."""
+
 _METHODS = {
     "saver": ("save", "restore"),
     "session_manager": ("prepare_session", "wait_for_session"),
@@ -117,14 +127,7 @@ class Supervisor:
     ) -> None:
         _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
         _check_seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
-        _check_values(
-            graph=graph,
-            is_chief=is_chief,
-            logdir=logdir,
-            checkpoint_basename=checkpoint_basename,
-            init_feed_dict=init_feed_dict,
-            init_fn=init_fn,
-        )
+        _check_values(locals())
         given: dict[str, Any] = {
             "ready_op": ready_op,
             "ready_for_local_init_op": ready_for_local_init_op,
@@ -380,11 +383,11 @@ class Supervisor:
         if self.save_summaries_secs and writer is not None:
             if self.summary_op is not None:
                 self._summaries = services.Summaries(self.summary_op, self.global_step, writer)
-                threads.append(services.SummaryThread(self.coord, self.save_summaries_secs, sess, self._summaries))
+                write = self._summaries.write
+                threads.append(services.service(self.coord, "write-summaries", self.save_summaries_secs, sess, write))
             if self.global_step is not None:
-                threads.append(
-                    services.StepCounterThread(self.coord, self.save_summaries_secs, sess, self.global_step, writer)
-                )
+                count = services.StepCounter(self.global_step.op.name, writer).count_in(self.global_step)
+                threads.append(services.service(self.coord, "count-steps", self.save_summaries_secs, sess, count))
                 if sess.target and isinstance(writer, SeriesWriter):
                     threads.append(SeriesThread(self.coord, self.save_summaries_secs, sess, self.global_step, writer))
         if self.saver is not None and self.save_path is not None:
@@ -608,34 +611,20 @@ def _check_seconds(*, off: bool = False, **given: object) -> None:
             raise ValueError(f"{name} is a number of seconds and cannot be {secs:g}{rest}")
 
 
-def _check_values(
-    *,
-    graph: object,
-    is_chief: object,
-    logdir: object,
-    checkpoint_basename: object,
-    init_feed_dict: object,
-    init_fn: object,
-) -> None:
-    """What is neither a number nor an operation.
+def _check_values(given: Mapping[str, object]) -> None:
+    """Checks what is neither a number nor an operation.
+
+    Args:
+        given: The values, by name.
 
     Raises:
-        TypeError: one is of another type.
-        ValueError: the name of the checkpoints cannot be one.
+        TypeError: A value is of another type.
+        ValueError: The name of the checkpoints cannot be one.
     """
-    if graph is not None and not isinstance(graph, rt.Graph):
-        raise TypeError(f"graph is a runtime.Graph or None, not {graph!r}")
-    if not isinstance(is_chief, numbers.Integral | np.bool_):
-        raise TypeError(f"is_chief is True or False, not {is_chief!r}")
-    if logdir is not None and not isinstance(logdir, str | os.PathLike):
-        raise TypeError(f"logdir is the path of a directory or None, not {logdir!r}")
-    if not isinstance(checkpoint_basename, str):
-        raise TypeError(f"checkpoint_basename is a name, not {checkpoint_basename!r}")
-    services.check_basename(checkpoint_basename)
-    if init_feed_dict is not None and not isinstance(init_feed_dict, Mapping):
-        raise TypeError(f"init_feed_dict is a dict of tensors to values, not {init_feed_dict!r}")
-    if init_fn is not None and not callable(init_fn):
-        raise TypeError(f"init_fn is a function of the session, not {init_fn!r}")
+    for name, (kinds, words) in _KINDS.items():
+        if not isinstance(given[name], kinds):
+            raise TypeError(f"{name} is {words}, not {given[name]!r}")
+    services.check_basename(str(given["checkpoint_basename"]))
 
 
 def _check_operations(graph: rt.Graph, **given: object) -> None:
