@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from absl import logging
 
@@ -67,7 +66,7 @@ class ManagedSession(rt.Session):
         self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
         self._recovery = threading.RLock()
         self._failed: BaseException | None = None
-        self._last: tuple[Any, Any] = (None, None)
+        self._gives_step: dict[rt.Operation | None, bool] = {}
         self._seen: int | None = None
         self._lost: tuple[int, int] | None = None
         self._closed = False
@@ -153,15 +152,30 @@ class ManagedSession(rt.Session):
             return raw is not self.raw
 
     def note(self, fetches: Any, result: Any) -> None:
-        """Remembers what a step gave, for telling what was lost."""
-        before, self._last = self._last, (fetches, result)
-        if not _alike(before[0], fetches):  # the steps of a loop are: only the last of them is looked into
-            self._see(before)
+        """Remembers the global step that a step has fetched, for telling what was lost.
 
-    def _see(self, step: tuple[Any, Any]) -> None:
-        found = self._step_in(*step)
-        if found is not None:
-            self._seen = found if self._seen is None else max(found, self._seen)
+        Args:
+            fetches: What was fetched; looked into as far as it is lists, tuples and dictionaries.
+            result: The values, in the same structure.
+        """
+        if isinstance(fetches, dict):
+            for key, fetch in fetches.items():
+                self.note(fetch, result[key])
+        elif isinstance(fetches, (list, tuple)):
+            for fetch, value in zip(fetches, result, strict=True):
+                self.note(fetch, value)
+        elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
+            self._seen = max(int(result), self._seen or 0)
+
+    def _is_step(self, op: rt.Operation | None) -> bool:
+        """Returns True if an operation gives the value of the global step: it reads it, or what it has become."""
+        known = self._gives_step.get(op)
+        if known is None:
+            name = getattr(getattr(self._global_step, "op", None), "name", "")
+            written = [variable.name for variable in getattr(getattr(op, "body", None), "variables", ())]
+            reads = op is not None and op.name in (name, f"{name}/read")
+            known = self._gives_step[op] = bool(name) and (reads or written == [name])
+        return known
 
     def recover(self, broken: rt.Session, error: BaseException) -> None:
         """Replaces a broken session, unless another thread has done so already.
@@ -218,7 +232,7 @@ class ManagedSession(rt.Session):
             except LOST_CONTACT as again:
                 logging.warning("lost contact again: %s", again)
         if now is not None:
-            self._last, self._seen = (self._global_step, now), now  # what is lost is told once
+            self._seen = now  # what is lost is told once
             if self._lost is not None and known is not None and known <= self._lost[1]:
                 self._lost = (self._lost[0], now)  # lost again before anything was made good
             elif known is not None and known > now:
@@ -247,26 +261,13 @@ class ManagedSession(rt.Session):
         return session.value_ids[session.placement([self._global_step])[self._global_step].task_name]
 
     def last_step(self) -> int | None:
-        """The latest global step that a run has fetched, None when none has; after a recovery the one gone back to."""
-        self._see(self._last)
+        """Returns the latest global step that a run has fetched, None when none has; after a recovery the one then."""
         return self._seen
 
     def reached(self) -> int | None:
         """How far training had come: ``last_step``, or what was lost and of which nothing has been made good since."""
         last = self.last_step()
         return self._lost[0] if self._lost is not None and last is not None and last <= self._lost[1] else last
-
-    def _step_in(self, fetches: Any, result: Any) -> int | None:
-        wanted = getattr(self._global_step, "op", None)
-        if fetches is None or wanted is None:
-            return None
-        leaves = jax.tree.leaves(fetches, is_leaf=lambda x: x is None or hasattr(x, "op") or hasattr(x, "outputs"))
-        values = jax.tree.leaves(result, is_leaf=lambda x: x is None)
-        for fetch, value in zip(leaves, values, strict=False):
-            op = getattr(fetch, "op", None)
-            if op is not None and np.ndim(value) == 0 and value is not None and _is_value_of(op, wanted.name):
-                return int(value)
-        return None
 
     @property
     def coord(self) -> Coordinator:
@@ -362,20 +363,3 @@ def is_chief(session: rt.Session, default: bool) -> bool:
     """
     found = getattr(session, "is_chief", None)
     return default if found is None else bool(found)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two fetches are the same elements in the same structure; cheap, it runs with every step."""
-    if one is other:
-        return True
-    if type(one) is not type(other) or not isinstance(one, (list, tuple, dict)) or len(one) != len(other):
-        return False
-    if isinstance(one, dict):
-        return all(key in other and _alike(value, other[key]) for key, value in one.items())
-    return all(map(_alike, one, other))
-
-
-def _is_value_of(op: rt.Operation, variable: str) -> bool:
-    """Whether an operation gives the value of a variable: it reads it, or updates it and gives what it has become."""
-    written = [v.name for v in getattr(op.body, "variables", ())]
-    return op.name in (variable, f"{variable}/read") or written == [variable]
