@@ -113,7 +113,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             if order in ("register", "quorum"):
                 roles.check_registers(self._own, who)
         except PermissionDeniedError as error:
-            self._refusals.deny(rpc.host_of(context.peer()), rpc.names(context), order, error.message)
+            self._refusals.tell(rpc.host_of(context.peer()), error.message, order, rpc.names(context))
             rpc.abort(context, error)
 
     @contextmanager

@@ -266,7 +266,7 @@ class Connection:
             _local.lane, _local.who, _local.connection = self.lane, self.who, self
             self._serve()
         except PermissionDeniedError as error:
-            self._context.refusals.deny(self.peer_host, self.who.names, "tensors", error.message)
+            self._context.refusals.tell(self.peer_host, error.message, "tensors", self.who.names)
         except (Superseded, ssl.SSLError, OSError) as error:
             refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
             if refused:
@@ -418,7 +418,7 @@ class Connection:
             if permit is not None:
                 permit(handle, self.client)
         except PermissionDeniedError as error:
-            self._context.refusals.deny(self.peer_host, self.who.names, order, error.message)
+            self._context.refusals.tell(self.peer_host, error.message, order, self.who.names)
             raise
         if len(self._permitted) >= _PERMITTED:
             self._permitted.clear()

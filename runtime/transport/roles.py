@@ -154,7 +154,7 @@ def identity_of(names: Iterable[str]) -> Identity:
     Raises:
         PermissionDeniedError: it names a role that is none, or several.
     """
-    all_names = tuple(sorted(shown_to_people(names)))
+    all_names = tuple(shown_to_people(names))
     own = [name for name in all_names if name.lower().startswith(SCHEME)]
     if not own:
         return Identity(all_names)
@@ -204,9 +204,9 @@ def check_registers(own: Identity, who: Identity) -> None:
         raise PermissionDeniedError(f"stages of {own.task or 'a worker'} are for itself and the chief, not {who.task}")
 
 
-def shown_to_people(names: Iterable[str]) -> set[str]:
+def shown_to_people(names: Iterable[str]) -> list[str]:
     """Returns the names of a certificate without the DNS names of tasks, which say the role once more."""
-    return {name for name in names if not name.lower().endswith(_DOMAIN)}
+    return sorted({name for name in names if not name.lower().endswith(_DOMAIN)})
 
 
 def server_names(said: str) -> list[str]:
@@ -281,7 +281,7 @@ def check_serves(names: Sequence[str], task: str) -> None:
 
 def not_for_this_server(names: Iterable[str], wanted: str) -> str:
     """Returns the message about a certificate that lacks the name of the task."""
-    who = " ".join(sorted(shown_to_people(names)))
+    who = " ".join(shown_to_people(names))
     return (
         f"it is that of {who}, and has not the name {wanted}: it is another task's or run's, or older than 0.2 "
         "(`python -m harness.certs --renew`, with --role, --tasks and --run as before, writes that name)"

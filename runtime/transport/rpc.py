@@ -526,7 +526,7 @@ def names(context: grpc.ServicerContext) -> tuple[str, ...]:
     """The names in the certificate of a call's client; none without one."""
     shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # its stubs are wrong
     found = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or ()
-    return tuple(name.decode(errors="backslashreplace") for name in found)
+    return tuple(roles.shown_to_people(name.decode(errors="backslashreplace") for name in found))
 
 
 def host_of(peer: str) -> str:

@@ -337,40 +337,24 @@ class Refusals:
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def tell(self, peer: str, why: str, action: str = "connect") -> None:
-        """Logs that a client was refused, unless that was done for its address lately.
+    def tell(self, peer: str, why: str, action: str = "connect", names: Sequence[str] = ()) -> None:
+        """Logs that a client was refused, unless that was done for this client and action lately.
 
         Args:
-            peer: its address, without a port.
+            peer: The client's address, without a port.
             why: in words.
-            action: "connect" where it was not let in, "limit" where it was over one (``runtime.limits``).
-        """
-        metrics.add("refused_total")
-        if not self._is_due(f"{peer} {action}"):
-            return
-        if self._audit is not None:
-            self._audit.write(action, peer=peer, what=why, outcome="refused")
-        logging.warning(
-            "%s refuses a client at %s: %s (said once a minute for each address)", self._task or "a server", peer, why
-        )
-
-    def deny(self, peer: str, names: Sequence[str], order: str, why: str) -> None:
-        """Tells that a client that was let in may not give an order; of each client and order once in a while.
-
-        Args:
-            peer: its address, without a port.
-            names: in its certificate.
-            order: as it is called in ``roles.MAY``.
-            why: in words.
+            action: "connect" where the client was not let in, "limit" where it was over one (``runtime.limits``), the
+                order as in ``roles.MAY`` where it may not give that.
+            names: in the certificate of a client that was let in.
         """
         metrics.add("refused_total")
         who = " ".join(names)
-        if not self._is_due(f"{peer} {who} {order}"):
+        if not self._is_due(f"{peer} {who} {action}"):
             return
         if self._audit is not None:
-            self._audit.write(order, peer=peer, who=who, what=why, outcome="refused")
+            self._audit.write(action, peer=peer, who=who, what=why, outcome="refused")
         logging.warning(
-            "%s refuses an order of a client at %s: %s (said once a minute)", self._task or "a server", peer, why
+            "%s refuses a client at %s: %s (said once a minute for each address)", self._task or "a server", peer, why
         )
 
     def report_failure(self, peer: str, call: str, error: Exception) -> None:

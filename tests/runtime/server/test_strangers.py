@@ -83,7 +83,7 @@ UNAUTHENTICATED: Final = Refused("UNAUTHENTICATED")
 NO_CERTIFICATE: Final = Refused("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it shows no certificate")
 OTHER_CA: Final = Refused("TLSV1_ALERT_UNKNOWN_CA", "its certificate is of another CA")
 ENDED: Final = Refused("SSLV3_ALERT_CERTIFICATE_EXPIRED", "its certificate has ended")
-DENIED: Final = Refused("PERMISSION_DENIED", "refuses an order of a client at")
+DENIED: Final = Refused("PERMISSION_DENIED", "refuses a client at")
 ASKED_AGAIN: Final = Refused(
     "UNAUTHENTICATED", None, "clients that have outlived a task's process show the same, and are asked for another"
 )
