@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,7 +15,6 @@ import numpy as np
 from runtime.errors import CancelledError, FailedPreconditionError, NotFoundError, UnavailableError
 from runtime.tensor_spec import TensorSpec
 from runtime.transport import Endpoint, Layout, Peer, Reply, TensorServer, current_lane, frames
-from runtime.transport.certificates import Context
 from runtime.transport.security import FindToken, tensor_proof
 from runtime.transport.token_files import Token
 from tests.kit.processes import Task
@@ -210,11 +208,6 @@ class CuttingProxy:
 
 def make_peer(resolve: Callable[[float], Endpoint], **options: Any) -> Peer:
     return Peer(TASK, resolve, CLIENT, finds(options.pop("key", SECRET)), **options)
-
-
-def always(context: ssl.SSLContext | None) -> Context | None:
-    """A way to get a context that always gives this one; None without."""
-    return None if context is None else lambda: context
 
 
 def finds(key: bytes | None) -> FindToken:

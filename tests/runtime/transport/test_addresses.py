@@ -2,8 +2,8 @@
 
 import contextlib
 import os
+import pathlib
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import trustme
 
 from runtime import timeouts
 from runtime.errors import CancelledError, UnavailableError
 from runtime.transport import ChannelOptions, Endpoint, Peer, TensorServer
+from runtime.transport.certificates import Certificates
+from tests.kit.certificates import make
 from tests.runtime.transport import kit
-from tests.runtime.transport.kit import always, make_peer, make_server
+from tests.runtime.transport.kit import make_peer, make_server
 
 pytestmark = pytest.mark.usefixtures("no_open_ends")
 
@@ -68,18 +69,15 @@ def endpoint(server: TensorServer) -> Endpoint:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_an_address_that_swallows_packets_does_not_hide_the_next(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = ours = None
-    if tls:
-        authority = trustme.CA()
-        theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        authority.issue_cert(NAME).configure_cert(theirs)
-        authority.configure_trust(ours)
-    server, _ = make_server(tls=always(theirs))
+def test_an_address_that_swallows_packets_does_not_hide_the_next(
+    tls: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(make(tmp_path / "certs", names=[NAME])) if tls else None
+    server, _ = make_server(tls=certificates and certificates.server_context)
     monkeypatch.setattr(timeouts, "ATTEMPT_SECS", 7200.0)
     with black_hole() as first:
         resolved_to(monkeypatch, first, ("127.0.0.1", server.port))
-        peer = make_peer(lambda timeout: endpoint(server), options=TCP, tls=always(ours))
+        peer = make_peer(lambda timeout: endpoint(server), options=TCP, certificates=certificates)
         lane = peer.acquire()  # by the first attempt: a second one would come hours later
         assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
         peer.release(lane)

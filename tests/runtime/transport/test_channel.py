@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trustme
 
 from runtime.errors import (
     CancelledError,
@@ -30,9 +29,11 @@ from runtime.errors import (
 from runtime.limits import Limits
 from runtime.tensor_spec import TensorSpec
 from runtime.transport import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, sockets
+from runtime.transport.certificates import Certificates
+from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.transport import kit
-from tests.runtime.transport.kit import TASK, addend, always, make_peer, make_server, same
+from tests.runtime.transport.kit import TASK, addend, make_peer, make_server, same
 
 pytestmark = pytest.mark.usefixtures("no_open_ends")
 
@@ -40,26 +41,21 @@ pytestmark = pytest.mark.usefixtures("no_open_ends")
 class Pair:
     """A server, and a peer that reaches it in one way."""
 
-    def __init__(self, way, authority):
+    def __init__(self, way, certificates):
         self.way = way
-        self.server_tls = self.client_tls = None
-        if way == "tls":
-            self.server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            authority.issue_cert("127.0.0.1").configure_cert(self.server_tls)
-            self.client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            authority.configure_trust(self.client_tls)
+        self.certificates = certificates if way == "tls" else None
         self.server, self.desk = self.serve()
         self.peers = []
         self.peer = self.connect()
 
     def serve(self, **options):
-        return make_server(tls=always(self.server_tls), **options)
+        return make_server(tls=self.certificates and self.certificates.server_context, **options)
 
     def connect(self, server=None, **options):
         server = server or self.server
         channel = ChannelOptions(prefer_unix=self.way == "unix", **options.pop("channel", {}))
         peer = make_peer(
-            lambda timeout: server.endpoint("127.0.0.1"), options=channel, tls=always(self.client_tls), **options
+            lambda timeout: server.endpoint("127.0.0.1"), options=channel, certificates=self.certificates, **options
         )
         self.peers.append(peer)
         return peer
@@ -72,13 +68,13 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def authority():
-    return trustme.CA()
+def certificates(tmp_path_factory):
+    return Certificates(make(tmp_path_factory.mktemp("certificates") / "here"))
 
 
 @pytest.fixture(params=["tcp", "unix", "tls"])
-def pair(no_open_ends, request, authority):
-    pair = Pair(request.param, authority)
+def pair(no_open_ends, request, certificates):
+    pair = Pair(request.param, certificates)
     yield pair
     pair.close()
 
@@ -539,14 +535,12 @@ def test_another_hosts_unix_path_is_not_used():
     server.stop()
 
 
-def test_untrusted_certificate(authority):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(trust)
-    server, _ = make_server(tls=always(context))
+def test_untrusted_certificate(certificates, tmp_path):
+    server, _ = make_server(tls=certificates.server_context)
     peer = make_peer(
-        lambda timeout: server.endpoint("127.0.0.1"), tls=always(trust), options=ChannelOptions(prefer_unix=False)
+        lambda timeout: server.endpoint("127.0.0.1"),
+        certificates=Certificates(make(tmp_path / "other")),
+        options=ChannelOptions(prefer_unix=False),
     )
     with pytest.raises(UnauthenticatedError, match="certificate"):
         peer.acquire()

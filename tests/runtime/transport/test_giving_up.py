@@ -6,12 +6,13 @@ import time
 from typing import Any
 
 import pytest
-import trustme
 
 from runtime import timeouts
 from runtime.errors import CancelledError, DeadlineExceededError, UnavailableError
 from runtime.transport import ChannelOptions, Reply, channel
+from runtime.transport.certificates import Certificates
 from runtime.transport.connection import call_memory, caller_is_gone
+from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.transport import kit
 from tests.runtime.transport.kit import ServerProcess, make_peer, number
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("no_open_ends")
 
 
 @pytest.fixture(scope="module")
-def authority():
-    return trustme.CA()
+def certificates(tmp_path_factory):
+    return Certificates(make(tmp_path_factory.mktemp("certificates") / "here"))
 
 
 @pytest.fixture(params=["tcp", "unix", "tls"])
-def pair(no_open_ends, request, authority):
-    pair = Pair(request.param, authority)
+def pair(no_open_ends, request, certificates):
+    pair = Pair(request.param, certificates)
     yield pair
     pair.close()
 
