@@ -45,7 +45,6 @@ from runtime.server.ports import wait_for_port
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
-from runtime.server.threads import CallThreads
 from runtime.task import cpu_share
 from runtime.task.worker import Worker
 from runtime.timeouts import HEARTBEAT_TIMEOUT_SECS, LOG_EVERY_SECS
@@ -56,6 +55,7 @@ from runtime.transport.dial import ChannelOptions
 from runtime.transport.listener import ServerCounters, TensorServer
 from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, no_handshake, share
+from runtime.transport.threads import CallThreads
 from runtime.transport.token_files import KEY_BYTES
 
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
@@ -197,7 +197,7 @@ class Server:
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
         self._pools = CallPools(limits)
         self._grpc = grpc.server(
-            CallThreads("grpc"),  # type: ignore[arg-type]  # any executor
+            CallThreads("grpc"),
             interceptors=[
                 rpc.VersionCheck(str(self.task)),
                 *([] if check is None else [check]),

@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
@@ -31,6 +30,7 @@ from runtime.transport import diagnosis, http_proxy, roles, security, versions
 from runtime.transport.certificates import Certificates, Credential
 from runtime.transport.roles import ANYBODY, Identity, identity_of
 from runtime.transport.security import Refusals, Security, call_proof, find_token, observer_key
+from runtime.transport.threads import CallThreads
 
 _TASK = "bellwether-task"
 _TYPE = "bellwether-error"
@@ -48,7 +48,7 @@ _WIRE = "bellwether-wire"
 _MOST_PROOFS = 3
 """How often one call is made at most: the task may restart, and ask again, between two of them."""
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
-_STRANGERS = futures.ThreadPoolExecutor(4, "grpc strangers")
+_STRANGERS = CallThreads("grpc strangers", most=4)
 """The threads of calls that are refused, or open to all; they start with the first of these calls."""
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -400,7 +400,7 @@ def _challenge_of(answer: Any) -> _Challenge | None:
 def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
     """Returns a method that gRPC runs on the few threads of calls that have not shown who they are.
 
-    Such calls are answered at once. Others have a thread each (``runtime.server.threads``), which a flood of
+    Such calls are answered at once. Others have a thread each (``runtime.transport.threads``), which a flood of
     strangers would make by the thousand.
 
     Args:

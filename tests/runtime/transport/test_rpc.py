@@ -17,8 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from harness.launch.ports import free_ports
 from runtime.errors import CancelledError, UnavailableError
 from runtime.limits import Limits
-from runtime.server import threads
-from runtime.transport import rpc
+from runtime.transport import rpc, threads
 
 ATTEMPTS = 12
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,20 +15,24 @@ IDLE_SECS = 10.0
 """How long a thread without a call is kept for the next one."""
 
 
-class CallThreads(futures.Executor):
-    """An executor without a bound, for gRPC's server.
+class CallThreads(futures.ThreadPoolExecutor):
+    """An executor for gRPC's server, without a bound unless one is given.
 
     A step of a client elsewhere may wait for another step (a queue that is full), and a session for a task that is not
     there yet. With a bound, waits that reach it would keep out the very call that ends them: ``runtime.server.pools``
     counts and refuses them instead. Idle threads are used again and end after a while. Unlike those of
-    ``ThreadPoolExecutor`` they do not keep the process alive.
+    ``ThreadPoolExecutor``, which gRPC wants it to be, they do not keep the process alive, and serve until it has ended.
 
     Args:
         name: of the threads.
+        most: threads at once. A call beyond them waits for one; right for calls that wait for nothing.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, most: float = math.inf) -> None:
+        super().__init__(1)
         self._name = name
+        self._most = most
+        self._count = 0
         self._changed = threading.Condition()
         self._waiting: deque[tuple[futures.Future[Any], Callable[[], Any]]] = deque()
         self._idle = 0
@@ -40,9 +45,14 @@ class CallThreads(futures.Executor):
             if self._idle >= len(self._waiting):
                 self._changed.notify()
                 return future
+            if self._count >= self._most:
+                return future
+            self._count += 1
         try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError as error:  # a limit of the system; the next thread that is free takes the call
+            with self._changed:
+                self._count -= 1
             logging.error("No thread for a call of the control plane, which waits for one: %s", error)
         return future
 
@@ -62,6 +72,9 @@ class CallThreads(futures.Executor):
             self._idle += 1
             try:
                 self._changed.wait_for(lambda: self._waiting, IDLE_SECS)
-                return self._waiting.popleft() if self._waiting else None
+                if self._waiting:
+                    return self._waiting.popleft()
+                self._count -= 1
+                return None
             finally:
                 self._idle -= 1
