@@ -120,7 +120,7 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         r"the loss 'loss:0' is not one number but has shape \[2\].*rt\.numpy\.mean",
     ),
     ("no initialiser was run", uninitialized, rt.FailedPreconditionError, r"value v: run rt\.global_variables_init"),
-    ("jax.debug.print in a step", with_a_callback, ValueError, r"\[shown\].*host_callbacks.*rt\.Print"),
+    ("jax.debug.print in a step", with_a_callback, ValueError, r"\[shown\].*it has a callback.*rt\.Print"),
     ("a ps without join", a_ps_that_trains, ValueError, r"^/job:ps/task:0: this task is a parameter.*server\.join\(\)"),
     (
         "clipping by all gradients in a chain",
