@@ -171,7 +171,9 @@ def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_
         x = rt.placeholder(np.float32, [3], name="x")
         sess.run(w.assign_add(x), {x: np.ones(3, np.float32)})
         handle = next(h for h in range(1, 100) if _takes(server, h) == 12)
-        server.worker.registry.find(server.worker.registered(handle).digest, 7)  # it has registered the same stage
+        server.worker.registry.find(
+            server.worker.registered(handle).registration, 7
+        )  # it has registered the same stage
         with (
             socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock,
             sock.makefile("rwb") as file,
@@ -231,15 +233,15 @@ def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pyt
         with rt.Session(made[kit.TARGET].target, graph) as sess:
             sess.run(rt.global_variables_initializer())
             sess.run(add)
-            digest = next(iter(registry._by_digest))
+            registration = next(iter(registry._by_registration))
             for number in range(100, 150):
-                assert registry.find(digest, number) is not None
+                assert registry.find(registration, number) is not None
             assert registry.sessions == 3
             sess.run(add)
             assert sess.run(w).tolist() == [2.0] * 3
             monkeypatch.setattr(registry, "connected", lambda session: True)
             with pytest.raises(rt.ResourceExhaustedError, match="the limit stage_sessions is 3"):
-                registry.find(digest, 200)
+                registry.find(registration, 200)
 
 
 def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,9 +130,9 @@ def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.Mon
             session.run(rt.global_variables_initializer())
             session.run(step)
             kept = cluster[PS].worker.registry
-            digest = next(iter(kept._by_digest))
+            registration = next(iter(kept._by_registration))
             for number in range(100, 120):  # as if so many others had registered the same and died
-                assert kept.find(digest, number) is not None
+                assert kept.find(registration, number) is not None
             assert kept.sessions == 5
 
 
