@@ -76,8 +76,7 @@ def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
     except FileNotFoundError:
         return [f"{layout.ORBAX_STEP_FILE}: No such file or directory"] if manifest else []  # others may have none
     except OSError as error:
-        if (other := storage.barred(error, path)) is not None:
-            raise other from None
+        storage.raise_if_barred(error, path)
         return [f"{layout.ORBAX_STEP_FILE}: {error.strerror}"]
     except (ValueError, RecursionError):
         whole = False

@@ -19,7 +19,7 @@ from absl import logging
 from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
-from runtime import DataLossError, InvalidArgumentError, NotFoundError, OpError, PermissionDeniedError, UnavailableError
+from runtime import DataLossError, InvalidArgumentError, NotFoundError, PermissionDeniedError, UnavailableError
 from runtime.lowlevel import DiskAwayError, storage
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
@@ -213,8 +213,7 @@ def is_ours(path: str) -> bool:
         except UnicodeDecodeError:
             continue
         except OSError as error:
-            if (other := storage.barred(error, str(file))) is not None:
-                raise other from None
+            storage.raise_if_barred(error, str(file))
     return False
 
 
@@ -311,8 +310,9 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
         PermissionDeniedError: it may not be looked into.
     """
     found = _newest(str(checkpoint_dir))
-    if found is None and (others := foreign(str(checkpoint_dir))):
-        logging.log_every_n_seconds(logging.WARNING, "no checkpoint in %s%s", LOG_EVERY_SECS, checkpoint_dir, others)
+    if found is None and _is_of_tensorflow(str(checkpoint_dir)):
+        text = "the checkpoints at %s are TensorFlow's, which cannot be read"
+        logging.log_every_n_seconds(logging.WARNING, text, LOG_EVERY_SECS, checkpoint_dir)
     return found
 
 
@@ -329,15 +329,11 @@ def _newest(checkpoint_dir: str, *, damaged: bool = True) -> str | None:
     return next(iter(refused), None) if damaged else None
 
 
-def foreign(path: str) -> str:
-    """Returns words for an error about a path at which TensorFlow's checkpoints lie; empty for any other path."""
+def _is_of_tensorflow(path: str) -> bool:
+    """Returns True if TensorFlow's checkpoints lie in a directory, or begin with a path."""
     where, name = os.path.split(path.rstrip("/"))
-    try:
-        beside = [c for c in children(where or ".") if c.name.startswith(f"{name}.")]
-        theirs = any(re.search(r"\.data-\d{5}-of-\d{5}$", c.name) for c in [*children(path), *beside])
-    except OpError:
-        return ""
-    return ": the checkpoints there are TensorFlow's, which cannot be read" if theirs else ""
+    beside = [c for c in children(where or ".") if c.name.startswith(f"{name}.")]
+    return any(re.search(r"\.data-\d{5}-of-\d{5}$", c.name) for c in [*children(path), *beside])
 
 
 def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:

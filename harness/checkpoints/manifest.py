@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,50 +205,51 @@ def read_manifest(step_directory: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and (other := storage.barred(error, step_directory)) is not None:
-            raise other from None
+        storage.raise_if_barred(error, step_directory)
         raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
     return Manifest.from_json(text, step_directory)
 
 
 def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
-    """What is wrong with a checkpoint as far as names and sizes of files tell; empty when nothing is."""
-    problems: list[str] = []
-    if "://" in step_directory:
-        return problems  # sizes cost a request each there; tensorstore checks what it reads
-    for file in manifest.files:
-        try:
-            found = os.stat(os.path.join(step_directory, file.path))
-        except OSError as error:
-            if (other := storage.barred(error, os.path.join(step_directory, file.path))) is not None:
-                raise other from None
-            problems.append(f"{file.path}: {error.strerror}")
-            continue
+    """Returns what is wrong with a checkpoint as far as names and sizes of files tell; raises as ``wrong_files``."""
+
+    def look(path: str, file: CheckpointFile) -> str:
+        found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
-            problems.append(f"{file.path}: is not a regular file")
-        elif found.st_size != file.size:
-            problems.append(f"{file.path}: {found.st_size} bytes instead of {file.size}")
-    return problems
+            return "is not a regular file"
+        return "" if found.st_size == file.size else f"{found.st_size} bytes instead of {file.size}"
+
+    if "://" in step_directory:
+        return []  # sizes cost a request each there; tensorstore checks what it reads
+    return _problems(step_directory, manifest.files, look)
 
 
 def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[str]:
-    """The files of a local checkpoint that are not as they were saved, a line for each; reads all of them.
+    """Returns the files of a local checkpoint that are not as they were saved, a line for each; reads all of them.
 
     Raises:
         UnavailableError, PermissionDeniedError: one cannot be read now, or may not be; nothing is known of damage.
     """
+
+    def look(path: str, file: CheckpointFile) -> str:
+        return "" if storage.is_as_saved(path, file.size, file.crc32) else "it does not match its checksum"
+
+    return _problems(step_directory, files, look)
+
+
+def _problems(
+    step_directory: str, files: Sequence[CheckpointFile], look: Callable[[str, CheckpointFile], str]
+) -> list[str]:
     problems = []
     for file in files:
         path = os.path.join(step_directory, file.path)
         try:
-            same = storage.is_as_saved(path, file.size, file.crc32)
+            problem = look(path, file)
         except OSError as error:
-            if (other := storage.barred(error, path)) is not None:
-                raise other from None
-            problems.append(f"{file.path}: {error.strerror}")
-            continue
-        if not same:
-            problems.append(f"{file.path}: it does not match its checksum")
+            storage.raise_if_barred(error, path)
+            problem = str(error.strerror)
+        if problem:
+            problems.append(f"{file.path}: {problem}")
     return problems
 
 

@@ -62,8 +62,7 @@ class CheckpointReader:
             tree: dict[str, Any] = json.loads(layout.text_of(epath.Path(self.item) / layout.ORBAX_TREE_FILE))
             return tree
         except (OSError, ValueError, RecursionError) as error:
-            if isinstance(error, OSError) and (other := storage.barred(error, self.item)) is not None:
-                raise other from None
+            storage.raise_if_barred(error, self.item)
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
 
     def _foreign(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
@@ -167,8 +166,7 @@ def path_of(ckpt_dir_or_file: str) -> str:
     """The path of the checkpoint that ``load_checkpoint`` opens, with its errors."""
     path = layout.find_checkpoint(str(ckpt_dir_or_file))
     if path is None:
-        others = layout.foreign(str(ckpt_dir_or_file))
-        raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}{others}")
+        raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}")
     return path
 
 

@@ -19,7 +19,7 @@ from harness.checkpoints import layout, names
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
 from harness.checkpoints.retention import Retention
 from runtime import AbortedError, DataLossError, GraphKeys, InvalidArgumentError, OpError, Session, Tensor, Variable
-from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, Snapshot, in_thread, storage
+from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, in_thread, storage
 from runtime.lowlevel import metrics as process_metrics
 
 PROGRESS_SECS = 2.0
@@ -62,62 +62,49 @@ class History:
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+@dataclass
 class SaveJob:
     """One save; its methods are its phases, in their order.
 
     ``take`` holds up the caller for milliseconds. ``start`` begins a thread, in which Orbax calls the phases from
     ``begin`` to ``confirm``, gives the checkpoint its name, and removes what is not to be kept.
 
-    Args:
+    Attributes:
         sess: a session of the cluster.
         series: the directory of checkpoints.
         saved: what to save, with its places in the checkpoint.
-        stream: the tasks send what this process writes.
+        stream: True if the tasks send what this process writes.
         retention: what to keep.
         metrics: for keeping the best.
         history: of the Saver; the save adds to it.
+        with_nan: when it is written, the names of the variables in which there is a NaN.
     """
 
-    handle: SaveHandle
-    _snapshot: Snapshot
-    _states: Future[dict[str, dict[str, Any]]]
-    _manifest: Manifest
+    sess: Session
+    series: str
+    saved: Mapping[Variable, ArraySlice]
+    stream: bool
+    retention: Retention
+    metrics: Mapping[str, float] | None
+    history: History
+    with_nan: Sequence[str] = ()
 
-    def __init__(
-        self,
-        sess: Session,
-        series: str,
-        saved: Mapping[Variable, ArraySlice],
-        *,
-        stream: bool,
-        retention: Retention,
-        metrics: Mapping[str, float] | None,
-        history: History,
-    ) -> None:
-        self._sess = sess
-        self._series = series
-        self._saved = saved
-        self._stream = stream
-        self._retention = retention
-        self._metrics = metrics
-        self._history = history
+    def __post_init__(self) -> None:
         self._item = ""  # the directory of the arrays, in the checkpoint's
         self._stores: list[str] = []  # below that, one for each task that writes
         self._files: list[CheckpointFile] = []
-        self.with_nan: Sequence[str] = ()
-        """When it is written, the names of the variables in which there is a NaN."""
 
     @property
     def _coordinator(self) -> CheckpointCoordinator:
-        return self._sess.checkpoint_coordinator  # a managed session may have another one meanwhile
+        return self.sess.checkpoint_coordinator  # a managed session may have another one meanwhile
 
     def take(self, global_step: object) -> SaveHandle:
         """Takes references to the variables as of one instant; raises as ``Saver.save``."""
-        slices = names.slices_of(self._sess, self._saved, stream=self._stream)
-        step, key = _step_of(self._sess, self._saved, global_step)
+        slices = names.slices_of(self.sess, self.saved, stream=self.stream)
+        step, key = _step_of(self.sess, self.saved, global_step)
         self._snapshot = self._coordinator.snapshot(slices, key, when_paused=self._begin_states)
         if step is None:
-            step = _next_step(self._series) if self._snapshot.number is None else self._snapshot.number
+            step = _next_step(self.series) if self._snapshot.number is None else self._snapshot.number
         self.handle = SaveHandle(step, self._snapshot.paused_secs)
         return self.handle
 
@@ -147,16 +134,16 @@ class SaveJob:
         try:
             from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
 
-            name = orbax.open_directory(self._series).save(self.handle.step, self, self._retention, self._metrics)
+            name = orbax.open_directory(self.series).save(self.handle.step, self, self.retention, self.metrics)
             self._tell_divergence()
             process_metrics.add("checkpoints_total")
             process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
             process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
-            tell = functools.partial(self.handle.set_result, f"{self._series}/{name}")
+            tell = functools.partial(self.handle.set_result, f"{self.series}/{name}")
         except BaseException as error:
-            self._history.failed += 1
+            self.history.failed += 1
             process_metrics.add("checkpoints_failed_total")
-            logging.error("saving step %d to %s failed: %s", self.handle.step, self._series, error)
+            logging.error("saving step %d to %s failed: %s", self.handle.step, self.series, error)
             tell = functools.partial(self.handle.set_exception, error)
         try:
             self._coordinator.release(self._snapshot)
@@ -168,15 +155,15 @@ class SaveJob:
 
     def _tell_divergence(self) -> None:
         """Warns that there are NaN in variables, once until it changes."""
-        if self.with_nan and self.with_nan != self._history.with_nan:
-            sound = layout.newest_without_nan(layout.ranked(layout.steps_in(self._series)))
+        if self.with_nan and self.with_nan != self.history.with_nan:
+            sound = layout.newest_without_nan(layout.ranked(layout.steps_in(self.series)))
             logging.warning(
                 "training has diverged: in the checkpoint of step %d there are NaN in %s; %s",
                 self.handle.step,
                 replace(self._manifest, with_nan=self.with_nan).nan_text,
                 "there is none without" if sound is None else f"that of step {sound} has none, and is kept",
             )
-        self._history.with_nan = self.with_nan
+        self.history.with_nan = self.with_nan
 
     def _log_progress(self) -> None:
         """Says every so many seconds how far the save is, until it has ended."""
@@ -194,8 +181,8 @@ class SaveJob:
     def begin(self, sequence: int) -> Manifest:
         """Gives the manifest, all but its files."""
         coordinator, snapshot = self._coordinator, self._snapshot
-        self._history.states.update(self._states.result())  # who is dead just now will come back for his
-        ids = coordinator.process_ids(snapshot, stream=self._stream).values()
+        self.history.states.update(self._states.result())  # who is dead just now will come back for his
+        ids = coordinator.process_ids(snapshot, stream=self.stream).values()
         self._stores = [f"{layout.STORE_OF_TASK}{i}" for i in ids]
         self._manifest = Manifest(
             self.handle.step,
@@ -203,7 +190,7 @@ class SaveJob:
             snapshot.epoch,
             time.time(),
             names.described(snapshot.slices),
-            states=dict(self._history.states),
+            states=dict(self.history.states),
             snapshot=snapshot.job,
         )
         return self._manifest
@@ -214,7 +201,7 @@ class SaveJob:
         return in_thread(lambda: self._write(item), "checkpoint-write")
 
     def _write(self, item: str) -> None:
-        written = self._coordinator.write(self._snapshot, item, stream=self._stream)
+        written = self._coordinator.write(self._snapshot, item, stream=self.stream)
         self._files = [replace(f, path=f"{self._item}/{f.path}") for f in written.files]
         self.with_nan = sorted(name for name, v in self._manifest.variables.items() if v.key in written.with_nan)
         self._check_writers(item)

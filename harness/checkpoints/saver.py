@@ -289,9 +289,7 @@ class Saver:
         sess = underlying(sess)
         if not self._variables(sess.graph):
             return
-        path = find_checkpoint(save_path)
-        if path is None:
-            raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}{layout.foreign(save_path)}")
+        path = _found(save_path)
         self._restore(sess, path, partial=partial, verify=verify)
         if os.path.basename(path).isdigit():
             self._series = self._series or layout.series_of(path)
@@ -386,10 +384,7 @@ class Saver:
         Raises:
             ValueError: there is no such checkpoint.
         """
-        path = find_checkpoint(save_path)
-        if path is None:
-            raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
-        manifest = read_manifest(path)
+        manifest = read_manifest(_found(save_path))
         if manifest is None or not manifest.snapshot:
             return None
         sess = underlying(sess)
@@ -411,6 +406,13 @@ class Saver:
         for path in checkpoint_paths:
             if self._series is None and (found := find_checkpoint(path)) is not None:
                 self._series = layout.series_of(found)
+
+
+def _found(save_path: str) -> str:
+    path = find_checkpoint(save_path)
+    if path is None:
+        raise ValueError(f"The passed save_path is not a valid checkpoint: {save_path}")
+    return path
 
 
 def check_path(series: str) -> None:

@@ -29,6 +29,16 @@ READ_BLOCK = 256 << 10
 """Bytes read at once for a checksum: they are still in the processor's cache when they are summed."""
 
 
+def raise_if_barred(error: Exception, path: str) -> None:
+    """Raises the error for a file that cannot be read now, or may not be; returns where it is another failure.
+
+    Raises:
+        UnavailableError, PermissionDeniedError: nothing is known of damage.
+    """
+    if isinstance(error, OSError) and (other := barred(error, path)) is not None:
+        raise other from None
+
+
 def barred(error: OSError, path: str) -> OpError | None:
     """What keeps this process from a file, where that says nothing of the file: it is no sign of damage.
 
