@@ -14,9 +14,8 @@ import json
 import os
 import socket
 import struct
-import weakref
 from collections.abc import Collection
-from typing import Any, BinaryIO
+from typing import Any
 
 from absl import logging
 from etils import epath
@@ -29,16 +28,17 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class DirectoryLock:
-    """The hold of one chief on a log directory; the kernel ends it with the process, and the file stays.
+    """The hold of one chief on a log directory. The kernel ends it with the process, and the file stays.
 
-    lock = DirectoryLock()
-    while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
-        wait(reason)
+        lock = DirectoryLock()
+        while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
+            wait(reason)
+
+    ``take`` never waits: the caller does, for as long as it may.
     """
 
     def __init__(self) -> None:
-        self._file: BinaryIO | None = None
-        _locks.add(self)
+        self._fd: int | None = None
 
     def take(self, directory: str, tasks: Collection[str], series: str = "") -> str:
         """Takes the lock and writes the record of the run, unless the chief of another job has the lock.
@@ -68,25 +68,26 @@ class DirectoryLock:
         path = os.path.join(os.path.realpath(directory), RUN_FILE)
         if not self.has(path):
             self.release()  # of a directory that was removed, or is another one
-        if self._file is None:
+        if self._fd is None:
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             except OSError as error:  # the first that is written there says what is wrong
                 logging.info("%s is not locked: %s", directory, error)
                 return ""
             try:
-                fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
             except (BlockingIOError, PermissionError):
-                here = any(lock.has(path) for lock in list(_locks))
-                file.close()
+                os.close(fd)
+                here = any(lock.has(path) for lock in list(_held))
                 return _reason_to_wait(directory, record, here=here)
             except OSError as error:
                 logging.info("%s is on a file system without locks: %s", directory, error)
-            self._file = file
+            self._fd = fd
+            _held.add(self)
         text = json.dumps(record).encode()
-        os.pwrite(self._file.fileno(), text, 0)  # in this order: a reader never finds an empty file
-        os.ftruncate(self._file.fileno(), len(text))
+        os.pwrite(self._fd, text, 0)  # in this order: a reader never finds an empty file
+        os.ftruncate(self._fd, len(text))
         return ""
 
     def _write_text(self, directory: str, record: dict[str, Any]) -> None:
@@ -98,25 +99,25 @@ class DirectoryLock:
     def has(self, path: str) -> bool:
         """Returns True if this object has the lock of the file that a path leads to now."""
         try:
-            return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
+            return self._fd is not None and os.path.samestat(os.fstat(self._fd), os.stat(path))
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
         """Gives the lock back, if this object has one."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            _held.discard(self)
+            os.close(fd)
 
-    __del__ = release
 
-
-_locks: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+_held: set[DirectoryLock] = set()
+"""The locks that this process has: until each is released, or the process ends."""
 
 
 def _forget() -> None:
     """Closes the files in a forked child, which would hold the locks of its parent for as long as it lives."""
-    for lock in list(_locks):
+    for lock in list(_held):
         lock.release()
 
 

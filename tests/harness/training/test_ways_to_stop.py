@@ -94,8 +94,6 @@ def in_monitored(training: Training, target: str, logdir: str, way: str, at: Any
     if way == "hook":
         hooks.append(harness.StopAtStepHook(last_step=AT))
         at = lambda: None  # noqa: E731
-    if training.sync is not None:
-        hooks.append(training.sync.make_session_run_hook(training.chief))
     session = harness.MonitoredTrainingSession(
         target, training.chief, logdir if training.chief else None, hooks=hooks, save_summaries_steps=None
     )
