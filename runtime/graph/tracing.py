@@ -6,11 +6,14 @@ was in that mode as the operation was made. So a program may count an int64 glob
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -23,13 +26,12 @@ from runtime.graph import misuse
 from runtime.graph.op_kinds import ArrayFn, Shape
 from runtime.tensor_spec import DType
 
-_UNKNOWN_SIZES = (5040, 10080)
-"""What stands for an unknown dimension while shapes are inferred: two sizes that most reshapes divide.
-An output dimension that differs between the two depends on an unknown one. Nothing of that size is ever allocated."""
-
-_SMALLEST = 1
-"""Tried besides: what a slice (``x[:100]``) or a minimum cuts all large sizes down to depends on an unknown one too.
-If no dimension is the same for it and for one large size, the other large size would tell nothing more."""
+_SIZE, _OTHER_SIZE, _SMALLEST = 5040, 10080, 1
+"""Numbers that stand for unknown dimensions: most reshapes divide the first two. Nothing of these sizes is allocated by
+JAX, but NumPy in the function may, so none is larger."""
+_RATIO_BASES = 16, 48
+_FAR = 10**9
+"""Above this size a dimension is beyond all numbers of a program, as of ``x[50000:]``."""
 
 
 def is_64_bit(dtype: DType) -> bool:
@@ -99,32 +101,27 @@ def infer(
     if wide is None:
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
     failed: list[Exception] = []
+    found: list[object] = []
+    for rank in range(5) if any(shape is None for shape, _ in inputs) else range(1):
+        ranked = [((None,) * rank if shape is None else shape, dtype) for shape, dtype in inputs]
 
-    def tried(guesses: Sequence[tuple[int, int]]) -> list[object]:
-        results = []
-        for rank, size in guesses:
+        def run(sizes: _Sizes, ranked: Sequence[tuple[Shape, DType]] = ranked) -> list[object]:
+            """Returns the result with sizes in the places of unknown dimensions; nothing if JAX refuses them."""
             avals = [
-                aval([size if d is None else d for d in ((None,) * rank if shape is None else shape)], dtype)
-                for shape, dtype in inputs
+                aval([sizes[i, axis] if d is None else d for axis, d in enumerate(shape)], dtype)
+                for i, (shape, dtype) in enumerate(ranked)
             ]
-            token = _guessing.set(bool(size))
+            token = _guessing.set(bool(sizes))
             try:
                 with jax.enable_x64(wide), misuse.traced(what):
-                    results.append(jax.eval_shape(fn, *avals))
+                    return [jax.eval_shape(fn, *avals)]
             except Exception as error:
                 failed.append(error)
+                return []
             finally:
                 _guessing.reset(token)
-        return results
 
-    large, smallest, exact = _guesses([shape for shape, _ in inputs])
-    found, least = tried(large[:1]), tried(smallest)
-    if not (len(large) == 2 and found and least and _differ(found[0], least[0])):
-        found += tried(large[1:])
-    if found:
-        found += [result for result in least if _same_structure(result, found[0])]
-    else:
-        found = least + tried(exact)
+        found += _results([shape for shape, _ in ranked], run, failed)
     if not found:
         if isinstance(failed[0], misuse.TensorInsideError):
             raise failed[0]
@@ -132,6 +129,7 @@ def infer(
         raise InvalidArgumentError(f"{what}({shapes}): {type(failed[0]).__name__}: {one_line(failed[0])}") from failed[
             0
         ]
+    found = [result for result in found if _same_structure(result, found[0])]
     leaves, tree = jax.tree.flatten(found[0])
     versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
     shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in versions]
@@ -143,36 +141,80 @@ def _same_structure(one: object, other: object) -> bool:
     return structure == jax.tree.structure(other)
 
 
-def _differ(one: object, other: object) -> bool:
-    """Whether two results of the same structure and ranks agree in no dimension: all of them are unknown then."""
-    if not _same_structure(one, other):
-        return False
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(len(a.shape) == len(b.shape) and all(map(operator.ne, a.shape, b.shape)) for a, b in pairs)
+_Place = tuple[int, int]
+"""(input, axis) of an unknown dimension."""
+_Sizes = Mapping[_Place, Any]
 
 
-_Guesses = list[tuple[int, int]]
+def _results(shapes: Sequence[Shape], run: Callable[[_Sizes], list[object]], failed: list[Exception]) -> list[object]:
+    """Traces a function with different sizes for its unknown dimensions.
 
+    A dimension of a result is static if it is the same number in all of them. So each unknown dimension is a symbol of
+    its own (shape polymorphism of ``jax.export``). Where the function accepts no symbols, as it needs a number
+    (``len(x)``), or has to know which of two is larger, numbers stand for them in every order.
 
-def _guesses(shapes: Sequence[Shape | None]) -> tuple[_Guesses, _Guesses, _Guesses]:
-    """What to put in the place of unknown ranks and sizes: (rank, size) pairs of large sizes, the smallest, exact ones.
-
-    An unknown size that must agree with a known one (``[None] + [3]``) fails with any size but that, or 1: the exact
-    ones are for when no large one works.
+    Args:
+        shapes: of the inputs.
+        run: traces; returns one result, or none.
+        failed: the errors of ``run`` so far.
     """
-    if all(shape is not None and None not in shape for shape in shapes):
-        return [(0, 0)], [], []
-    ranks = range(5) if None in shapes else range(1)
-    known = dict.fromkeys(d for shape in shapes if shape is not None for d in shape if d is not None)
-    return (
-        [(rank, size) for rank in ranks for size in _UNKNOWN_SIZES],
-        [(rank, _SMALLEST) for rank in ranks],
-        [(rank, size) for rank in ranks for size in known if size != _SMALLEST],
-    )
+    places = [(i, axis) for i, shape in enumerate(shapes) for axis, d in enumerate(shape) if d is None]
+    if not places:
+        return run({})
+    found = run(dict.fromkeys(places, _SIZE))
+    errors = len(failed)
+    symbolic = _with_symbols(places, run)
+    unknown = any(isinstance(error, jax.errors.InconclusiveDimensionOperation) for error in failed[errors:])
+    del failed[errors:]  # an error of the program speaks of numbers
+    if symbolic and not unknown:
+        return found + symbolic
+    found += [result for size in (_OTHER_SIZE, _SMALLEST) for result in run(dict.fromkeys(places, size))]
+    if len(places) > 1:
+        falling = [_OTHER_SIZE >> min(n, 3) for n in range(len(places))]
+        for sizes in (falling, falling[::-1]):
+            found += run(dict(zip(places, sizes, strict=True)))
+    inputs = dict.fromkeys(i for i, _ in places)
+    for own in inputs if len(inputs) > 2 else ():  # the others may have to be equal
+        for size, others in ((_SIZE, _OTHER_SIZE), (_OTHER_SIZE, _SIZE)):
+            found += run({place: size if place[0] == own else others for place in places})
+    known = dict.fromkeys(d for shape in shapes for d in shape if d is not None and d > 1)
+    if not found:  # a size that must agree with a known one (``[None] + [3]``), or be a multiple of another
+        found = [result for size in known for result in run(dict.fromkeys(places, size))]
+        for size in () if found or len(places) == 1 else known:
+            for larger, base in itertools.product((places[0], places[-1]), _RATIO_BASES):
+                found += run({**dict.fromkeys(places, base), larger: base * size})
+    return found or run(dict(zip(places, _symbols(len(places), _FAR), strict=True)))
 
 
-def _common_shape(shapes: Sequence[tuple[int, ...]]) -> Shape | None:
-    """The dimensions in which all ``shapes`` agree."""
+def _with_symbols(places: Sequence[_Place], run: Callable[[_Sizes], list[object]]) -> list[object]:
+    """Traces with a symbol for each unknown dimension; where some must be equal, with one for each axis, or for all."""
+    distinct = dict(zip(places, _symbols(len(places)), strict=True))
+    if (found := run(distinct)) or len(places) == 1:
+        return found
+    of_axis = {place: distinct[next(p for p in places if p[1] == place[1])] for place in places}
+    found = run(of_axis)
+    if not found:
+        return run(dict.fromkeys(places, distinct[places[0]]))
+    inputs = dict.fromkeys(i for i, _ in places)
+    for own in inputs if len(inputs) > 2 else ():
+        found += run({place: distinct[place] if place[0] == own else of_axis[place] for place in places})
+    return found
+
+
+@functools.cache
+def _symbols(count: int, least: int = 1) -> Sequence[Any]:
+    """Returns so many symbols for dimensions, each of which is ``least`` or more."""
+    names = [f"d{n}" for n in range(count)]
+    return jax.export.symbolic_shape(",".join(names), constraints=[f"{name} >= {least}" for name in names])
+
+
+def _common_shape(shapes: Sequence[tuple[Any, ...]]) -> Shape | None:
+    """Returns the shape with the dimensions that are the same number in all ``shapes``."""
     if len({len(shape) for shape in shapes}) > 1:
         return None
-    return tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*shapes, strict=True))
+    return tuple(_common_dimension(dims) for dims in zip(*shapes, strict=True))
+
+
+def _common_dimension(dims: Sequence[Any]) -> int | None:
+    numbers = {d if isinstance(d, int) else None for d in dims}
+    return numbers.pop() if len(numbers) == 1 else None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from runtime.graph import tracing
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +54,56 @@ def test_what_is_cut_off_may_be_fed() -> None:
 def test_a_size_that_must_agree_with_a_known_one() -> None:
     x = rt.placeholder(np.float32, [None])
     assert (x + np.ones(3, np.float32)).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "inferred"),
+    [
+        (lambda x, y: jnp.convolve(x, y, "valid"), [(None,), (None,)], (None,)),
+        (lambda x, y: x.reshape(len(y), -1), [(None,), (None,)], (None, None)),
+        (lambda x, y: x.reshape(y.shape[0], -1), [(None,), (None,)], (None, None)),
+        (lambda x, y, w: x.reshape(len(y), -1) @ w, [(None,), (None,), (3, 4)], (None, 4)),
+        (lambda x, y: x[len(y) :], [(None,), (None,)], (None,)),
+        (lambda x, y, z: (x + y).sum() + z[len(x) :], [(None,), (None,), (None,)], (None,)),
+        (lambda x: x[50000:], [(None, 7)], (None, 7)),
+        (lambda x: x[::20000], [(None, 7)], (None, 7)),
+        (lambda x: jnp.max(x[50000:], 0), [(None, 7)], (7,)),
+        (lambda x: jnp.argmax(x[50000:], 0), [(None, 7)], (7,)),
+        (lambda x, y: x + y, [(None, 7), (None, 7)], (None, 7)),
+        (lambda x, y: x @ y, [(None, None), (None, None)], (None, None)),
+        (lambda x: x * 2, [None], None),
+    ],
+)
+def test_every_unknown_dimension_is_its_own(fn: Callable[..., Any], shapes: list[Any], inferred: Any) -> None:
+    """A size is static only if no sizes of the inputs change it."""
+    assert rt.call(fn, *(rt.placeholder(np.float32, shape) for shape in shapes)).shape == inferred
+
+
+def test_mean_by_a_size_of_its_own_is_right() -> None:
+    """The number of rows is not taken for a constant that it is not."""
+    x = rt.placeholder(np.float32, [None, 2])
+    mean = rt.call(lambda x: x[::20000].sum() / x[::20000].shape[0], x)
+    with rt.Session() as session:
+        assert session.run(mean, {x: np.ones((60000, 2), np.float32)}) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "traces"),
+    [
+        (lambda x, y: x + y, [(3, 7), (3, 7)], 1),
+        (lambda x, y: x @ y, [(None, 7), (7, 5)], 2),
+        (lambda x: jnp.tanh(x), [(None, 7)], 2),
+        (lambda x: x.mean(), [(None, 7)], 2),
+        (lambda x, y: x + y, [(None, 7), (None, 7)], 3),
+    ],
+)
+def test_shapes_take_few_traces(
+    monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Any], shapes: list[Any], traces: int
+) -> None:
+    """The price of an operation when a graph is built: how often it is traced for its shapes."""
+    counted: list[int] = []
+    original = tracing.jax.eval_shape
+    monkeypatch.setattr(tracing.jax, "eval_shape", lambda *args: counted.append(1) or original(*args))
+    inputs = [(shape, np.dtype(np.float32)) for shape in shapes]
+    tracing.infer(fn, inputs, "operation")
+    assert len(counted) == traces
