@@ -359,7 +359,7 @@ class Saver:
             manifest = read_manifest(step.path)
             self._series = step.directory
             self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
-            restore_states(step.path, sess.task)
+            restore_states(step.path, sess.task, sess.target)
             return step.path
         misfits = [error for error in refused.values() if not isinstance(error, DataLossError)]
         if misfits:

@@ -35,7 +35,8 @@ def checkpointable(name: str, get: Callable[[], Any], set: Callable[[Any], None]
         get: gives the state: numbers, strings, bytes, arrays, and lists and dictionaries of these. It is called from
             another thread, while training goes on. A state that is not there within two seconds is not saved.
         set: takes what ``get`` gave; arrays of jax come back as arrays of numpy.
-        task: ``/job:worker/task:1`` when several tasks share the process; by default the process's own.
+        task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two clusters have one name
+            the ``target`` of the server; by default the process's own.
 
     Raises:
         InvalidArgumentError: the name is empty or has a space.
@@ -54,12 +55,13 @@ def forget_checkpointable(name: str, *, task: str = "") -> None:
     register_state(name, None, task=task)
 
 
-def restore_states(checkpoint: str, task: str) -> list[str]:
+def restore_states(checkpoint: str, task: str, target: str = "") -> list[str]:
     """Gives this process's states what a checkpoint holds for a task.
 
     Args:
         checkpoint: as ``latest_checkpoint`` gives it.
         task: ``/job:worker/task:1``.
+        target: of the task's server; see ``checkpointable``.
 
     Returns:
         The names of the states that were set; others keep what they have.
@@ -73,7 +75,7 @@ def restore_states(checkpoint: str, task: str) -> list[str]:
     manifest = read_manifest(path)
     held = manifest.states.get(task, {}) if manifest else {}
     with _lock:
-        chosen = {name: set_ for (of, name), set_ in _setters.items() if of in ("", task) and name in held}
+        chosen = {name: set_ for (of, name), set_ in _setters.items() if of in ("", task, target) and name in held}
     for name, set_ in chosen.items():
         set_(decode(held[name]))
     return sorted(chosen)

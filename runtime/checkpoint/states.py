@@ -17,7 +17,8 @@ def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = ""
     Args:
         name: its name, unique on the task.
         get: gives the state as bytes; called from another thread at each save. None forgets the state.
-        task: ``/job:worker/task:1`` when several tasks share the process; by default whichever task is asked.
+        task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two clusters have one name
+            the ``target`` of the server; by default whichever task is asked.
     """
     with _lock:
         if get is None:
@@ -26,10 +27,15 @@ def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = ""
             _states[task, name] = get
 
 
-def task_states(task: str) -> dict[str, bytes]:
-    """The states of a task of this process as they are now; one that cannot be had is told of, the others come."""
+def task_states(task: str, address: str = "") -> dict[str, bytes]:
+    """Returns the states of a task of this process as they are now; a state that fails is logged and left out.
+
+    Args:
+        task: the name of the task.
+        address: of its server, which tells tasks of two clusters apart.
+    """
     with _lock:
-        chosen = {name: get for (of, name), get in _states.items() if of in ("", task)}
+        chosen = {name: get for (of, name), get in _states.items() if of in ("", task, f"grpc://{address}")}
     found = {}
     for name, get in chosen.items():
         try:

@@ -36,6 +36,7 @@ from runtime.plan.place import Device
 from runtime.plan.plan import COMPUTE, Plan
 from runtime.proto import run_record_pb2, services_pb2, step_stats_pb2
 from runtime.state.cancellation import Cancellation
+from runtime.state.forks import HomeProcess
 from runtime.state.run_record import MOST_STATE_BYTES
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
@@ -77,6 +78,7 @@ class MasterSession:
         security: Security | None = None,
     ) -> None:
         self.id = secrets.randbits(63) | 1
+        self._home = HomeProcess("the session")
         self.options = options
         self._security = security
         self.foreign = foreign
@@ -92,7 +94,7 @@ class MasterSession:
         self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
         self.tasks: dict[str, Task] = {}
         # From here on an interrupted caller leaves nothing: a session that nobody refers to is ended.
-        self._end = functools.partial(_end_session, self.id, self.tasks, worker)
+        self._end = functools.partial(_end_session, self.id, self.tasks, worker, self._home)
         self._when_dropped = when_dropped(self, self._end)
         self.tasks |= join(
             _visible(cluster, target, options.device_filters),
@@ -362,14 +364,18 @@ class MasterSession:
         return self._closed
 
     def _check_open(self) -> None:
+        self._home.check()
         if self._closed:
             raise CancelledError("the session was closed")
 
     def close(self) -> None:
         """Ends the session: what still runs for it is cancelled. Never waits for a dead task.
 
-        With ``prefetch`` the last push is given time to be answered by a task that is not silent.
+        With ``prefetch`` the last push is given time to be answered by a task that is not silent. In a forked child of
+        the process that made the session this does nothing.
         """
+        if self._home.was_left:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -416,6 +422,7 @@ class Master:
         self._pending: set[Cancellation] = set()
         """What ends the sessions that are being opened, and the orders that wait."""
         self._stopped = False
+        self._home = HomeProcess("the server")
 
     def create_session(
         self,
@@ -466,7 +473,7 @@ class Master:
         """
         order.sender = self._worker.task
         if order.HasField("done"):
-            order.done.states.update(_states_to_leave(self._worker.task))
+            order.done.states.update(_states_to_leave(self._worker))
         tasks = asked(order, holders(_visible(self.cluster, self.target, device_filters)), order.sender)
         with self._until_stopped(cancelled):
             return send_run_order(
@@ -482,6 +489,7 @@ class Master:
     @contextlib.contextmanager
     def _until_stopped(self, cancelled: Cancellation) -> Iterator[None]:
         """Has ``stop`` end what the block waits for."""
+        self._home.check()
         with self._lock:
             if self._stopped:
                 raise self._has_stopped()
@@ -555,7 +563,9 @@ def _visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[st
     ]
 
 
-def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker) -> None:
+def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker, home: HomeProcess) -> None:
+    if home.was_left:
+        return
     for task in tasks.values():
         task.close(session)
     worker.counters.end_session(session)
@@ -571,9 +581,9 @@ def _matches(task: str, filters: Sequence[str]) -> bool:
     return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
 
 
-def _states_to_leave(task: str) -> dict[str, bytes]:
+def _states_to_leave(worker: Worker) -> dict[str, bytes]:
     """The states of a task that is done: nobody can ask it for them when the last checkpoint is written."""
-    states = task_states(task)
+    states = task_states(worker.task, worker.store.run.address)
     if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
         return states
     logging.warning(

@@ -45,6 +45,7 @@ from runtime.server.ports import wait_for_port
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
+from runtime.state.forks import HomeProcess
 from runtime.task import cpu_share
 from runtime.task.worker import Worker
 from runtime.timeouts import HEARTBEAT_TIMEOUT_SECS, LOG_EVERY_SECS
@@ -154,6 +155,7 @@ class Server:
         self.config = config
         self.incarnation = secrets.randbits(63) | 1
         self.started_unix_secs = time.time()
+        self._home = HomeProcess("the server")
         self._peers: dict[str, Task] = {}
         self._peers_lock = threading.Lock()
         self._heard: dict[str, str] = {}
@@ -446,14 +448,16 @@ class Server:
         return self._is_connected(session) and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)
 
     def stop(self, grace_secs: float = _STOP_SECS, *, leaving: bool = False) -> None:
-        """Stops serving, closes sessions and connections, and gives the ports back. Does nothing the second time.
+        """Stops serving, closes sessions and connections, and gives the ports back.
+
+        Does nothing the second time, and nothing in a forked child of the process that made the server.
 
         Args:
             grace_secs: seconds that calls under way have.
             leaving: training is over: clients that come to know of it only later (they were frozen) are told so, by
                 TaskLeftError. Else they take it for a task that may come back.
         """
-        if self._stopped.is_set():
+        if self._home.was_left or self._stopped.is_set():
             return
         tasks.withdraw(self.address, self)
         self._health.enter_graceful_shutdown()

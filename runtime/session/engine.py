@@ -30,6 +30,7 @@ from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.server.services import options_to_proto
 from runtime.state.cancellation import Cancellation
+from runtime.state.forks import HomeProcess
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
 from runtime.transport import rpc
 from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
@@ -193,6 +194,7 @@ class RemoteEngine:
 
     def __init__(self, target: str, options: SessionConfig, security: Security | None = None) -> None:
         self._target = target
+        self._home = HomeProcess("the session")
         address = target.removeprefix("grpc://")
         split_address(address)
         self._channel = rpc.open_channel(address, security)
@@ -326,7 +328,9 @@ class RemoteEngine:
         self.close()
 
     def close(self) -> None:
-        """Ends the session; a master that is gone is not waited for."""
+        """Ends the session; a master that is gone is not waited for. Does nothing in a forked child."""
+        if self._home.was_left:
+            return
         self._closed.set()
         try:
             request = pb.CloseSessionRequest(session=self._id)

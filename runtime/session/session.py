@@ -45,6 +45,7 @@ from runtime.session.feeds import feed_value
 from runtime.session.in_process import PrivateServer
 from runtime.session.lead import Authority
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
+from runtime.state.forks import HomeProcess
 from runtime.state.interrupts import uninterrupted
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 from runtime.transport.security import Security
@@ -114,6 +115,7 @@ class Session:
         if config is not None and not isinstance(config, SessionConfig):
             raise TypeError(f"config must be a SessionConfig, not {type(config).__name__}")
         self.graph = graph or get_default_graph()
+        self._home = HomeProcess("the session")
         engine, self.config = _open(target, config, security)
         self._engine = sign_errors(engine)
         self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
@@ -159,10 +161,12 @@ class Session:
             in each place. Arrays may be read-only views.
 
         Raises:
+            FailedPreconditionError: the session was made before a fork, in the parent process.
             OpError: by class what happened, and by name the task, variable or placeholder.
         """
         if self._closed:
             raise RuntimeError("Attempted to use a closed Session.")
+        self._home.check()
         if self.config.operation_timeout_secs is not None and timeout_secs is None:
             timeout_secs = self.config.operation_timeout_secs
         tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
@@ -324,15 +328,13 @@ class Session:
     def _feeds(self, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[Array]]:
         if not isinstance(feed_dict, Mapping):
             raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
-        tensors: list[Tensor] = []
-        values: list[Array] = []
+        fed: dict[Tensor, Array] = {}
         for key, value in feed_dict.items():
             tensor = key if type(key) is Tensor and key.op.graph is self.graph else self._feed_key(key)
-            if tensor in tensors:
+            if tensor in fed:
                 raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
-            tensors.append(tensor)
-            values.append(feed_value(tensor, value))
-        return tuple(tensors), values
+            fed[tensor] = feed_value(tensor, value)
+        return tuple(fed), list(fed.values())
 
     def _feed_key(self, key: object) -> Tensor:
         try:
@@ -492,10 +494,12 @@ class Session:
         """Ends the session: blocked operations end with CancelledError. Never waits for a dead task.
 
         Ctrl-C and SIGTERM take effect when the session has ended: a session that was half closed would keep its
-        connections.
+        connections. In a forked child of the process that made the session, its connections stay as they are.
         """
         if not self._closed:
             self._closed = True
+            if self._home.was_left:
+                return
             self._when_dropped.detach()
             self._engine.close()
 

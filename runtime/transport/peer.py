@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
+from runtime.state.forks import HomeProcess
 from runtime.transport.certificates import Certificates
 from runtime.transport.channel import Lane
 from runtime.transport.dial import ChannelOptions, Dialer
@@ -52,6 +53,7 @@ class Peer:
                 that of the task. Unix sockets stay plain.
         """
         self.task = task
+        self._home = HomeProcess("the connection")
         self.options = options or ChannelOptions()
         self._dialer = Dialer(task, resolve, client_id, find_token, options=self.options, certificates=certificates)
         self._idle: list[Lane] = []
@@ -98,7 +100,9 @@ class Peer:
             UnauthenticatedError: it refused our token, or could not show that it has it.
             DeadlineExceededError: the deadline has passed.
             CancelledError: this peer is closed.
+            FailedPreconditionError: this process is a forked child of the one that made the peer.
         """
+        self._home.check()
         while not self._lost:
             try:
                 lane = self._idle.pop()
@@ -133,6 +137,8 @@ class Peer:
 
         Whoever holds a lane still gives it back: that closes its socket.
         """
+        if self._home.was_left:
+            return
         with self._lock:
             if self._closed.is_set():
                 return

@@ -119,7 +119,7 @@ class EarlyStoppingHook(GlobalStepHook):
         """Continues with the values of the newest checkpoint, where this process has none."""
         from harness.checkpoints import layout, manifest, states
 
-        states.checkpointable(_STATE, self._state, self._set_state, task=session.task)
+        states.checkpointable(_STATE, self._state, self._set_state, task=session.target or session.task)
         if self._seen or self.checkpoint_dir is None:
             return
         newest = layout.latest_checkpoint(self.checkpoint_dir)
@@ -132,7 +132,7 @@ class EarlyStoppingHook(GlobalStepHook):
         """Takes the values out of the checkpoints of later runs of this process."""
         from harness.checkpoints.states import forget_checkpointable
 
-        forget_checkpointable(_STATE, task=session.task)
+        forget_checkpointable(_STATE, task=session.target or session.task)
 
     def _state(self) -> list[list[float]]:
         return [[e.step, e.metrics["metric"]] for e in self._seen]

@@ -150,3 +150,24 @@ def test_a_worker_that_is_done_leaves_its_states_to_the_last_checkpoint(tmp_path
     finally:
         harness.forget_checkpointable("data", task=other)
     assert position == [7, 7]
+
+
+def test_tasks_of_one_name_keep_their_states(tmp_path: pathlib.Path) -> None:
+    """Two clusters of one process have tasks of one name; each checkpoint holds the states of its own cluster."""
+    places: dict[str, list[int]] = {}
+    with rt.Server.create_local_server() as one, rt.Server.create_local_server() as two:
+        for number, server in enumerate((one, two)):
+            places[server.target] = [number]
+            get, take = (lambda place=places[server.target]: place[0]), places[server.target].append
+            harness.checkpointable("place", get, take, task=server.target)
+        for number, server in enumerate((one, two)):
+            with rt.Graph().as_default(), rt.Session(server.target) as session:
+                session.run(rt.Variable(0.0, name="v").initializer)
+                saver = harness.Saver()
+                path = saver.save(session, str(tmp_path / server.address / "model.ckpt"), global_step=1)
+                manifest = read_manifest(path)
+                assert manifest is not None and manifest.states[session.task] == {"place": number}
+                saver.restore_latest(session, path)
+        harness.forget_checkpointable("place", task=one.target)
+        assert places == {one.target: [0, 0], two.target: [1, 1]}
+        harness.forget_checkpointable("place", task=two.target)

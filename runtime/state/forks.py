@@ -1,0 +1,49 @@
+"""Forks: an object with connections knows the process that made it, and refuses to act in a child of that process.
+
+A forked child has the sockets of its parent, but none of the threads, and maybe locks that nobody releases. A goodbye
+from the child would end what the parent still uses. So in the child `close` and `stop` do nothing, and what needs a
+connection raises.
+"""
+
+from __future__ import annotations
+
+import os
+
+from runtime.errors import FailedPreconditionError
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class HomeProcess:
+    """The process in which an object was made.
+
+    Args:
+        what: names the object in errors: "the session".
+    """
+
+    __slots__ = ("_forks", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._forks = _forks
+
+    @property
+    def was_left(self) -> bool:
+        """True in a forked child of the process."""
+        return self._forks != _forks
+
+    def check(self) -> None:
+        """Raises FailedPreconditionError in a forked child of the process."""
+        if self._forks != _forks:
+            raise FailedPreconditionError(
+                f"{self._what} was made before a fork, and its connections belong to the parent process: "
+                "start processes by spawn, or make another one here"
+            )
