@@ -6,18 +6,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import psutil
 
+from runtime import retired
 from runtime.errors import InvalidArgumentError, ResourceExhaustedError
 
 VARIABLE: Final = "BELLWETHER_LIMITS"
 """Environment variable with the limits of servers that are given none: ``connections=100,hello_secs=5``."""
 _MAX_MESSAGE: Final = 2**31 - 1
 _TENSORS_SHARE: Final = 5 / 8
-_CALLS_SHARE: Final = 1 / 4
-"""Of the files that a process may open, for connections of the one port and of the other."""
+"""Part of the files that a process may open, for connections to the tensor port; the gRPC port has a quarter of it."""
 
 
 def _limit(default: int | float, of: str, help: str, most: float = math.inf) -> Any:
@@ -31,8 +31,7 @@ def _share(part: float, words: str, of: str, help: str) -> Any:
     return field(default_factory=lambda: int(psutil.virtual_memory().total * part), metadata=metadata)
 
 
-_TENSORS, _CALLS, _SESSIONS, _MEMORY, _RUN = "tensor port", "gRPC port", "sessions", "memory", "run and checkpoints"
-_PROGRAMS = "programs"
+_PORTS, _CALLS, _MEMORY, _PROGRAMS, _RUN = "ports", "calls", "memory", "programs", "run and checkpoints"
 
 
 class LimitRow(NamedTuple):
@@ -68,72 +67,107 @@ class Limits:
 
     connections: int = _limit(
         4096,
-        _TENSORS,
-        "Connections. One more ends one that is idle: of the client that has most, the one that was silent longest.",
-    )
-    client_connections: int = _limit(
-        256, _TENSORS, "Connections of one client; each call that waits has one, and so has the heartbeat."
-    )
-    client_lanes: int = _limit(
-        1024, _TENSORS, "Lanes remembered of one client. One more ends the memory of its oldest that is closed."
+        _PORTS,
+        "Connections to the tensor port; a sixteenth of them for one client, a quarter as many to the gRPC port. One "
+        "more ends one that is idle: of the client that has most, the one that was silent longest.",
     )
     handshakes: int = _limit(
-        128, _TENSORS, "Connections that have not shown who they are. One more ends the oldest silent one."
+        128, _PORTS, "Connections that have not shown who they are. One more ends the oldest silent one."
     )
-    hello_secs: float = _limit(
-        10.0, _TENSORS, "Seconds that a connection has to show who it is, on either port.", most=600.0
-    )
-    frame_secs: float = _limit(30.0, _TENSORS, "Seconds that a call may be on its way at whatever rate.")
-    frame_rate: int = _limit(
-        64 << 10, _TENSORS, "Bytes a second that a call must come at, on average, when it takes longer than frame_secs."
+    hello_secs: float = _limit(10.0, _PORTS, "Seconds that a connection has to show who it is.", most=600.0)
+    rpc_idle_secs: float = _limit(
+        3600.0,
+        _PORTS,
+        "Seconds after which a connection to the gRPC port without a call is closed; its client makes another.",
     )
     payload_bytes: int = _limit(
-        4 << 30, _TENSORS, "Bytes of one call whose tensors describe themselves (strings, elements of queues)."
+        4 << 30, _CALLS, "Bytes of one call whose tensors describe themselves (strings, elements of queues)."
     )
-    request_bytes: int = _limit(64 << 20, _CALLS, "Bytes of one message; none is compressed.", most=_MAX_MESSAGE)
-    rpc_connections: int = _limit(1024, _CALLS, "Connections. One more is closed.")
-    rpc_idle_secs: float = _limit(
-        3600.0, _CALLS, "Seconds after which a connection without a call is closed; its client connects again to call."
-    )
-    calls: int = _limit(
-        64, _CALLS, "Calls at once that ask and wait for nothing, such as status. One more waits its turn."
-    )
-    orders: int = _limit(64, _CALLS, "Orders at once that wait for nothing. One more waits its turn.")
-    checkpoint_orders: int = _limit(
-        64, _CALLS, "Orders at once that take, write, read or compare checkpoints. One more waits its turn."
-    )
+    request_bytes: int = _limit(64 << 20, _CALLS, "Bytes of one message of gRPC; none is compressed.", _MAX_MESSAGE)
     registrations: int = _limit(
         32, _CALLS, "Stages registered at once, which may have to be compiled. One more waits its turn."
     )
     waiting_calls: int = _limit(
         1024,
         _CALLS,
-        "Calls at once that may wait: steps and sessions of clients elsewhere, waits for the run record.",
+        "Calls at once that may wait: steps and sessions of clients elsewhere, waits for the run record; a quarter of "
+        "them of one connection.",
     )
-    client_waiting_calls: int = _limit(256, _CALLS, "Calls at once that may wait, of one connection.")
-    order_secs: float = _limit(21600.0, _CALLS, "Seconds that one order about a checkpoint may take.")
-    sessions: int = _limit(1024, _SESSIONS, "Sessions of clients elsewhere whose steps this task runs.")
-    client_sessions: int = _limit(64, _SESSIONS, "Sessions of clients elsewhere that one connection has opened.")
-    session_plans: int = _limit(
-        512, _SESSIONS, "Plans of one session of a client elsewhere. One more ends the least recently used."
+    sessions: int = _limit(
+        1024,
+        _CALLS,
+        "Sessions of clients elsewhere whose steps this task runs, a sixteenth of them opened by one connection. Four "
+        "times as many may have stages here.",
     )
-    plan_slots: int = _limit(1 << 20, _SESSIONS, "Values between the stages of one plan.")
-    stage_sessions: int = _limit(
-        4096, _SESSIONS, "Sessions with stages. One more ends the oldest that is not connected."
+    client_bytes: int = _share(
+        0.25, "a quarter of the memory", _MEMORY, "Bytes that a task keeps for one session: tensors, elements, stages."
     )
-    session_stages: int = _limit(4096, _SESSIONS, "Stages of one session.")
-    spare_stages: int = _limit(256, _SESSIONS, "Stages kept without a session, for the next one of an equal graph.")
-    held_bytes: int = _share(0.5, "half of the memory", _MEMORY, "Bytes of tensors held for other tasks to fetch.")
-    client_held_bytes: int = _share(0.25, "a quarter of the memory", _MEMORY, "Bytes of tensors held for one session.")
+    task_bytes: int = _share(0.5, "half of the memory", _MEMORY, "Bytes that a task keeps for all sessions.")
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
     )
-    participants: int = _limit(4096, _RUN, "Tasks in the run record.")
-    run_order_secs: float = _limit(
-        60.0, _RUN, "Seconds that one order to the run record waits; who wants to wait on asks again."
+    client_program_secs: float = _limit(
+        48.0,
+        _PROGRAMS,
+        "Seconds of a minute in which long programs of one session may run while other sessions run theirs.",
+        most=60.0,
     )
-    pause_secs: float = _limit(10.0, _RUN, "Seconds that one order holds updates back, for a checkpoint.")
+    participants: int = _limit(4096, _RUN, "Tasks in the run record.")
     checkpoint_jobs: int = _limit(16, _RUN, "Saves and restores under way.")
+
+    # What nobody has to change: constants, and what follows from the fields.
+    frame_secs: ClassVar[float] = 30.0
+    """Seconds that a call may be on its way at whatever rate."""
+    frame_rate: ClassVar[int] = 64 << 10
+    """Bytes a second that a call must come at, on average, when it takes longer than ``frame_secs``."""
+    calls: ClassVar[int] = 64
+    """Calls at once that ask and wait for nothing; one more waits its turn. So are the two below."""
+    orders: ClassVar[int] = 64
+    checkpoint_orders: ClassVar[int] = 64
+    order_secs: ClassVar[float] = 21600.0
+    """Seconds that one order about a checkpoint may take."""
+    run_order_secs: ClassVar[float] = 60.0
+    """Seconds that one order to the run record waits; a client asks again to wait longer."""
+    pause_secs: ClassVar[float] = 10.0
+    """Seconds that one order holds updates back, for a checkpoint."""
+    session_plans: ClassVar[int] = 512
+    """Plans of one session of a client elsewhere; one more ends the least recently used."""
+    plan_slots: ClassVar[int] = 1 << 20
+    """Values between the stages of one plan."""
+    session_stages: ClassVar[int] = 4096
+    """Stages of one session."""
+    spare_stages: ClassVar[int] = 256
+    """Stages kept without a session, for the next one of an equal graph."""
+
+    @property
+    def client_connections(self) -> int:
+        """Connections of one client to the tensor port."""
+        return max(4, self.connections // 16)
+
+    @property
+    def client_lanes(self) -> int:
+        """Lanes remembered of one client; one more ends the memory of its oldest that is closed."""
+        return max(1, self.connections // 4)
+
+    @property
+    def rpc_connections(self) -> int:
+        """Connections to the gRPC port; one more is closed."""
+        return max(1, self.connections // 4)
+
+    @property
+    def client_waiting_calls(self) -> int:
+        """Calls at once that may wait, of one connection."""
+        return max(1, self.waiting_calls // 4)
+
+    @property
+    def client_sessions(self) -> int:
+        """Sessions of clients elsewhere that one connection has opened."""
+        return max(1, self.sessions // 16)
+
+    @property
+    def stage_sessions(self) -> int:
+        """Sessions with stages; one more ends the oldest that is not connected."""
+        return 4 * self.sessions
 
     def __post_init__(self) -> None:
         """Sees that each can be a limit."""
@@ -175,6 +209,8 @@ class Limits:
         values: dict[str, int | float] = {}
         for entry in filter(None, map(str.strip, text.split(","))):
             name, _, value = (part.strip() for part in entry.partition("="))
+            if gone := retired.explain_name(f"Limits({name}=)"):
+                raise InvalidArgumentError(f"{source}: {gone}")
             if name not in kinds:
                 raise InvalidArgumentError(f"{source}: there is no limit {name!r}; there are {', '.join(kinds)}")
             try:
@@ -198,23 +234,21 @@ class Limits:
         Args:
             descriptors: as ``ulimit -n`` gives.
         """
-        return dataclasses.replace(
-            self,
-            connections=max(1, min(self.connections, int(descriptors * _TENSORS_SHARE))),
-            rpc_connections=max(1, min(self.rpc_connections, int(descriptors * _CALLS_SHARE))),
-        )
+        return dataclasses.replace(self, connections=max(1, min(self.connections, int(descriptors * _TENSORS_SHARE))))
 
     def exceeded(self, name: str, what: str, task: str = "") -> ResourceExhaustedError:
         """The error of a request that is over a limit.
 
         Args:
-            name: of the limit.
+            name: of the limit, or of a constant or what follows from a limit.
             what: was asked for, or is there already.
             task: whose limit it is.
         """
-        value = getattr(self, name)
-        error = ResourceExhaustedError(
-            f"{what}: the limit {name} is {value} (--limit_{name}, Server(limits=), {VARIABLE})", task=task
-        )
+        change = f" (--limit_{name}, Server(limits=), {VARIABLE})" if name in self.__dict__ else ""
+        error = ResourceExhaustedError(f"{what}: the limit {name} is {getattr(self, name)}{change}", task=task)
         error.limit = name
         return error
+
+
+# A name that is gone gets the line about it. A dataclass makes its constructor itself, so this stands behind it.
+Limits.__init__ = retired.explains_arguments(Limits.__init__)  # type: ignore[method-assign]

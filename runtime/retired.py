@@ -15,6 +15,21 @@ from runtime.errors import InvalidArgumentError
 
 _LISTS: Final = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
 _TRACKER: Final = "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
+_LIMITS: Final[Mapping[str, str]] = {
+    "client_connections": "a client has a sixteenth of connections",
+    "client_lanes": "a client has a quarter of connections",
+    "rpc_connections": "the gRPC port has a quarter of connections",
+    "client_waiting_calls": "a connection has a quarter of waiting_calls",
+    "client_sessions": "a connection has a sixteenth of sessions",
+    "stage_sessions": "four times sessions have stages",
+    "held_bytes": "use task_bytes",
+    "client_held_bytes": "use client_bytes",
+    **dict.fromkeys(
+        "frame_secs frame_rate calls orders checkpoint_orders order_secs run_order_secs pause_secs".split()
+        + "session_plans plan_slots session_stages spare_stages".split(),
+        "this is a constant",
+    ),
+}
 REPLACEMENTS: Final[Mapping[str, str]] = {
     "--sync=collective": "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)",
     "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
@@ -26,6 +41,10 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "Server(programs=)": f"{_LISTS}; leave the argument out",
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
+} | {
+    form.format(name): f"since 0.2 {instead} (docs/security.md, Limits)"
+    for name, instead in _LIMITS.items()
+    for form in ("--limit_{}", "Limits({}=)")
 }
 """Replacements by name: since which version the name is gone, and what to use instead."""
 

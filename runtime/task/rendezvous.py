@@ -71,11 +71,11 @@ class Rendezvous:
             ResourceExhaustedError: too much is held now, for this session or for all.
         """
         limits, its = self._limits, self._bytes_of.get(session, 0)
-        if its > limits.client_held_bytes:
-            raise limits.exceeded("client_held_bytes", f"{its} bytes of tensors are held here for this session")
-        if self._bytes > limits.held_bytes:
+        if its > limits.client_bytes:
+            raise limits.exceeded("client_bytes", f"{its} bytes of tensors are held here for this session")
+        if self._bytes > limits.task_bytes:
             what = f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them"
-            raise limits.exceeded("held_bytes", what)
+            raise limits.exceeded("task_bytes", what)
 
     def _forget(self, key: RendezvousKey) -> None:
         size = self._entries.pop(key).nbytes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 import runtime as rt
 from harness.launch.ports import free_ports
@@ -114,3 +115,13 @@ def train(server: rt.Server, steps: int) -> None:
             session.run([w.initializer, step.initializer])
             for _ in range(steps):
                 session.run(ops)
+
+
+@contextlib.contextmanager
+def limited(**values: Any) -> Iterator[rt.Limits]:
+    """Gives limits; constants, and what follows from a limit, have other values within the block."""
+    own = {row.name: values[row.name] for row in rt.Limits.rows() if row.name in values}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in values.keys() - own.keys():
+            patch.setattr(rt.Limits, name, values[name])
+        yield rt.Limits(**own)

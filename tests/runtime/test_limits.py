@@ -11,6 +11,7 @@ from absl.testing import flagsaver
 import runtime as rt
 from models.mnist.config import Config
 from runtime.limits import LimitRow
+from runtime.retired import explain_flags
 
 GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "security.md"
 ROWS = rt.Limits.rows()
@@ -40,6 +41,7 @@ def test_the_environment_gives_limits() -> None:
         ("connections", "'connections' gives no number"),
         ("connections=many", "'connections=many' gives no number"),
         ("connections=1.5", "'connections=1.5' gives no number"),
+        ("held_bytes=5", "Limits(held_bytes=) is gone: since 0.2 use task_bytes"),
         ("connections=0", "the limit connections is 0, not a whole number above 0"),
         ("hello_secs=1000", "the limit hello_secs is 1000.0, not a number above 0 and at most 600"),
     ],
@@ -52,7 +54,7 @@ def test_what_the_environment_cannot_give_is_one_line(text: str, says: str, monk
 
 def test_connections_leave_files_to_others() -> None:
     few = rt.Limits().within(1024)
-    assert (few.connections, few.rpc_connections) == (640, 256)
+    assert (few.connections, few.rpc_connections) == (640, 160)
     assert rt.Limits().within(1 << 20) == rt.Limits()
     assert rt.Limits(connections=7).within(1024).connections == 7
 
@@ -96,3 +98,12 @@ def table() -> str:
 
 def test_the_guide_has_all_limits_with_their_defaults() -> None:
     assert table() in GUIDE.read_text(), f"docs/security.md should have\n{table()}"
+
+
+def test_there_are_few_limits_and_a_name_that_is_gone_says_what_to_use() -> None:
+    assert len(ROWS) <= 15
+    with pytest.raises(rt.InvalidArgumentError, match="frame_rate=. is gone: since 0.2 this is a constant"):
+        rt.Limits(frame_rate=5)
+    assert explain_flags(["--limit_client_held_bytes=5"]) == (
+        "--limit_client_held_bytes is gone: since 0.2 use client_bytes (docs/security.md, Limits)"
+    )

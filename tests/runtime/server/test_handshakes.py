@@ -51,7 +51,7 @@ def test_who_finds_no_room_is_told_that_and_not_that_its_certificate_is_not_take
     security = Security(certificates=certificates.make(tmp_path / "certs"))
     spec = kit.addresses(ps=1)
     (address,) = spec["ps"]
-    env = {VARIABLE: str(security.certificates), "BELLWETHER_LIMITS": f"rpc_connections={ROOM},hello_secs=120"}
+    env = {VARIABLE: str(security.certificates), "BELLWETHER_LIMITS": f"connections={4 * ROOM},hello_secs=120"}
     with kit.serve(spec, "ps", 0, env=env) as server, contextlib.ExitStack() as silent:
         until(lambda: answers(address, security))
         fill(address, silent)

@@ -43,7 +43,7 @@ def they(server: rt.Server) -> Iterator[Stranger]:
 
 @pytest.mark.parametrize("secs", [86400.0, math.nextafter(PAUSE_SECS, 11), math.inf, math.nan, -1.0])
 def test_nobody_holds_updates_for_longer_than_a_checkpoint_may(server: rt.Server, they: Stranger, secs: float) -> None:
-    words = ("the limit pause_secs is 10.0", "--limit_pause_secs") if secs > 0 else ("a pause of",)
+    words = ("the limit pause_secs is 10.0",) if secs > 0 else ("a pause of",)
     with refused(EXHAUSTED if secs > 0 else INVALID, *words):
         they.order(pause=ORDER.Pause(job=1, seconds=secs))
     assert not server.worker.gate._snapshot  # it was not paused either
@@ -86,7 +86,7 @@ def test_a_plan_has_so_many_slots_at_most(they: Stranger, slots: int) -> None:
     plan = pb.RegisterPlanRequest(session=session)
     plan.plan.slots = slots
     plan.plan.constants = b""
-    words = (str(MAX_SLOTS), "the limit plan_slots", "--limit_plan_slots") if slots > 0 else ()
+    words = (str(MAX_SLOTS), "the limit plan_slots") if slots > 0 else ()
     with refused(EXHAUSTED if slots > 0 else INVALID, "PlanDef.slots", *words):
         they.master.RegisterPlan(plan, timeout=60)
 
@@ -195,7 +195,7 @@ def _takes(server: rt.Server, handle: int) -> int:
     return -1
 
 
-@pytest.mark.parametrize("limit", ["held_bytes", "client_held_bytes"])
+@pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
 def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=1500")
     with kit.servers(sockets=True, ps=2, worker=1) as made:
@@ -211,12 +211,12 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
             assert len(held) == 0 and held._bytes == 0 and not held._bytes_of
             for step in range(3):  # of a session that never fetches them
                 held.put((9, step, 0), np.ones(100, np.float32), Hold(1))
-            if limit == "held_bytes":
-                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*the limit held_bytes is 1500"):
+            if limit == "task_bytes":
+                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*the limit task_bytes is 1500"):
                     sess.run(used_there, fed)
             else:  # the others are not harmed
                 assert sess.run(used_there, fed).tolist() == [3.0] * 100
-                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*limit client_held_bytes is 1500"):
+                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*limit client_bytes is 1500"):
                     held.check_room(9)
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
@@ -224,7 +224,8 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
 
 
 def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELLWETHER_LIMITS", "stage_sessions=3,spare_stages=1")
+    monkeypatch.setattr(rt.Limits, "stage_sessions", 3)
+    monkeypatch.setattr(rt.Limits, "spare_stages", 1)
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         registry = made["/job:ps/task:0"].worker.registry
         with rt.device("/job:ps/task:0"):
@@ -245,7 +246,7 @@ def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pyt
 
 
 def test_a_session_has_so_many_stages_and_the_others_are_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELLWETHER_LIMITS", "session_stages=4")
+    monkeypatch.setattr(rt.Limits, "session_stages", 4)
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         with rt.device("/job:ps/task:0"):
             w = rt.Variable(np.zeros(3, np.float32), name="w")

@@ -170,7 +170,7 @@ def test_silent_connections_to_the_grpc_port_give_way_after_a_while_and_are_boun
 
 
 def test_connections_to_the_grpc_port_that_never_call_give_way_after_a_while() -> None:
-    with training(rpc_idle_secs=1.0, rpc_connections=50) as ps:
+    with training(rpc_idle_secs=1.0, connections=200) as ps:
         before = ps.figures()
         with many(int(ps.address.rpartition(":")[2]), 500, SETTINGS):
             assert ps.goes_on()
@@ -212,7 +212,7 @@ def test_sessions_that_are_never_closed_and_plans_without_end_harm_nobody() -> N
 
 
 def test_a_client_that_takes_all_connections_has_its_own_and_no_more() -> None:
-    with training(client_connections=16) as ps, contextlib.ExitStack() as stack:
+    with training(connections=256) as ps, contextlib.ExitStack() as stack:
         before = ps.figures()
         token = find_token(ps.address, None, 60)
         assert token is not None

@@ -2,16 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import runtime as rt
 from runtime.task.compiler import Compiler
-from runtime.task.registry import Registry
 from runtime.task.worker import Worker
 from tests.kit.waits import until
+from tests.runtime import kit
 from tests.runtime.kit import TARGET, servers
 
 PS = "/job:ps/task:0"
@@ -21,11 +20,10 @@ KEPT = 8
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[dict[str, rt.Server]]:
-    with servers(sockets=True, ps=1, worker=1) as made:
+    with kit.limited(spare_stages=KEPT), servers(sockets=True, ps=1, worker=1) as made:
         compiler = Compiler(KEPT)
         for server in made.values():
             server.worker.executor.compiler = compiler
-            server.worker.registry = Registry(server.worker.task, replace(server.limits, spare_stages=KEPT))
         yield made
 
 
@@ -123,7 +121,7 @@ def test_a_handle_that_was_never_given_is_not_found() -> None:
 
 
 def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELLWETHER_LIMITS", "stage_sessions=5")
+    monkeypatch.setattr(rt.Limits, "stage_sessions", 5)
     with _cluster() as cluster, rt.Graph().as_default():
         with rt.Session(cluster[TARGET].target) as session:
             step, _ = _step(0)

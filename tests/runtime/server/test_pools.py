@@ -31,7 +31,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @contextlib.contextmanager
 def serving(**limits: Any) -> Iterator[Server]:
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=rt.Limits(**limits)) as made:
+    with kit.limited(**limits) as given, rt.Server(kit.addresses(local=1), "local", 0, limits=given) as made:
         yield made
 
 
@@ -43,7 +43,7 @@ def connection(server: Server) -> Any:
     """A stub with a connection of its own, not the one that this process has to the server already."""
     option = [("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.insecure_channel(server.address, option)
-    return grpc.intercept_channel(channel, rpc._Prover(server.address, None))
+    return grpc.intercept_channel(channel, rpc._Prover(channel, server.address, None, ""))
 
 
 def wait_stop(channel: Any, server: Server) -> grpc.Future:
@@ -63,7 +63,7 @@ def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
         one, other, third = (proven(stack.enter_context(connection(server)), server) for _ in range(3))
         stuck = [wait_stop(one, server) for _ in range(8)]
         until(lambda: running(server, WAITING) == 8)
-        with refused(EXHAUSTED, f"the limit {CLIENT_WAITING} is 8 (--limit_{CLIENT_WAITING}"):
+        with refused(EXHAUSTED, f"the limit {CLIENT_WAITING} is 8"):
             wait_stop(one, server).result()
         stuck += [wait_stop(other, server) for _ in range(4)]
         until(lambda: running(server, WAITING) == 12)
@@ -78,7 +78,7 @@ def test_orders_that_wait_are_so_many_for_one_connection_and_for_all() -> None:
 
 def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "audit"
-    limits = rt.Limits(client_waiting_calls=1, client_sessions=1)
+    limits = rt.Limits(waiting_calls=4)
     with rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server:
         with connection(server) as channel:
             stuck = wait_stop(proven(channel, server), server)
@@ -93,8 +93,10 @@ def test_what_is_refused_is_in_the_audit_log(tmp_path: pathlib.Path) -> None:
 
 def test_sessions_are_so_many_for_one_connection(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "audit"
-    limits = rt.Limits(client_sessions=2, sessions=3)
-    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server:
+    with (
+        kit.limited(client_sessions=2, sessions=3) as limits,
+        rt.Server(kit.addresses(local=1), "local", 0, limits=limits, audit_log=log) as server,
+    ):
         with contextlib.ExitStack() as stack:
             one, other = (
                 services_pb2_grpc.MasterServiceStub(stack.enter_context(connection(server))) for _ in range(2)

@@ -309,7 +309,7 @@ def test_a_task_forgets_the_stages_of_plans_that_a_session_has_dropped(
     """Every shape is a plan with a stage of its own on the ps, and one that all plans have."""
     plans, shapes = 4, 24
     monkeypatch.setattr(runtime.session.session, "MAX_PLANS", plans)
-    monkeypatch.setenv("BELLWETHER_LIMITS", f"session_plans={plans}")
+    monkeypatch.setattr(rt.Limits, "session_plans", plans)
     if kind == "remote master":
         monkeypatch.setattr(runtime.session.session, "find_local", lambda address: None)
     with rt.Graph().as_default(), servers(sockets=True, ps=1, worker=1) as made:

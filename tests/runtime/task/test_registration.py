@@ -64,9 +64,10 @@ def run(task: Worker, call: RegisteredCall | None) -> Any:
     return np.asarray(outputs[0]).tolist()
 
 
-def test_a_false_description_is_refused_whatever_is_compiled() -> None:
+def test_a_false_description_is_refused_whatever_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry has forgotten the program, the compiler has not."""
-    task, program = worker(spare_stages=1), doubled(3.5)
+    monkeypatch.setattr(rt.Limits, "spare_stages", 1)
+    task, program = worker(), doubled(3.5)
     assert run(task, task.register(sent(program), foreign=True)) == [3.5] * 3
     assert task.register(sent(doubled(1.5)), foreign=True) is not None
     assert len(task.registry) == 1 and task.register(sent(program, with_blob=False), foreign=True) is None
