@@ -299,6 +299,9 @@ def meaning(error: BaseException) -> type[OpError]:
     """The error type for what JAX, XLA or numpy has raised."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
         return ResourceExhaustedError
+    # JAX_DEBUG_NANS and JAX_DEBUG_INFS make JAX raise it; of a compiled program it is an error of JAX's own.
+    if isinstance(error, FloatingPointError) or type(error).__name__ == "InternalFloatingPointError":
+        return InvalidArgumentError
     return InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
 
 

@@ -180,9 +180,11 @@ def _dtype(word: str) -> Parameter:
 
 def _fill_word(value: Parameter) -> str:
     value = np.asarray(value)[()]
-    if isinstance(value, np.bool_):
+    if isinstance(value, np.bool_ | np.integer):
         return str(int(value))
-    return str(int(value)) if isinstance(value, np.integer) else float(value).hex()
+    if isinstance(value, np.complexfloating):
+        return f"{float(value.real).hex()} {float(value.imag).hex()}"
+    return float(value).hex()
 
 
 def _fill_value(word: str) -> Parameter:
@@ -191,7 +193,8 @@ def _fill_value(word: str) -> Parameter:
     try:
         return _within(int(word), -(1 << 63), (1 << 64) - 1)
     except ValueError:
-        return float.fromhex(word)
+        parts = [float.fromhex(part) for part in word.split(" ", 1)]
+        return parts[0] if len(parts) == 1 else complex(*parts)
 
 
 def _only(values: Sequence[Parameter]) -> Parameter:
@@ -219,7 +222,7 @@ NUMBER = AttributeKind("number", float, float)
 DTYPE = AttributeKind("word", lambda value: dtype_name(canonical_dtype(value)), _dtype)
 """The dtype of an array of numbers."""
 FILL = AttributeKind("word", _fill_word, _fill_value)
-"""A number as what is missing in an array."""
+"""A number as what is missing in an array; the two parts of a complex number are two words."""
 COMPUTATION = AttributeKind("computations", lambda value: (value,), _only)
 """A computation inside an operation. What is written and read are jaxprs and ``Computation``s."""
 COMPUTATIONS = AttributeKind("computations", tuple, tuple)

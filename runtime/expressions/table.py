@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 from jax.extend import random as extend_random
 from jax.extend.core import Primitive, jaxpr_as_fun, primitives
+from jax.lax import linalg
 
 from runtime.expressions.kinds import (
     AXES,
@@ -184,6 +185,24 @@ def _dot_dimensions(*rows: tuple[int, ...]) -> Value:
     return (rows[0], rows[1]), (rows[2], rows[3])
 
 
+def _svd(x: Value, compute_uv: bool, **attributes: Value) -> Value:
+    made = linalg.svd(x, compute_uv=compute_uv, **attributes)
+    return (made[1], made[0], made[2]) if compute_uv else made  # as the primitive orders them
+
+
+def _ragged_dot(*operands: Value, **attributes: Value) -> Value:
+    return lax.ragged_dot_general(*operands, **attributes)
+
+
+def _ragged_dimensions(*rows: tuple[int, ...]) -> Value:
+    return lax.RaggedDotDimensionNumbers(_dot_dimensions(*rows[:4]), rows[4], rows[5])
+
+
+def _ragged_rows(value: Value) -> Sequence[Sequence[int]]:
+    contracting, batch = value.dot_dimension_numbers
+    return [*contracting, *batch, value.lhs_ragged_dimensions, value.rhs_group_dimensions]
+
+
 PRECISIONS = {
     **{f"{a.name},{b.name}": (a, b) for a in lax.Precision for b in lax.Precision},
     **{preset.name: preset for preset in lax.DotAlgorithmPreset},
@@ -257,11 +276,11 @@ def _elementwise() -> dict[str, Row]:
     names = """
         abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj cos cosh
         digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag is_finite le
-        lgamma log log1p logistic lt max min mul mulhi ne neg nextafter optimization_barrier polygamma population_count
-        pow real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-        sinh sqrt square sub tan tanh zeta
+        lgamma log log1p log2 logistic lt max min mul mulhi ne neg nextafter one_minus_square optimization_barrier
+        polygamma population_count pow real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical
+        sign sin sinh sqrt square sub tan tanh zeta
     """.split()
-    made = {name: Row(getattr(lax, name)) for name in names if hasattr(lax, name)}  # an older JAX lacks mulhi
+    made = {name: Row(getattr(lax, name)) for name in names if hasattr(lax, name)}  # an older JAX lacks some
     made["conj"] = Row(lax.conj, implied=frozenset({"input_dtype"}))
     made["optimization_barrier"] = Row(lambda *operands: lax.optimization_barrier(operands))
     others: dict[str, Make] = {
@@ -277,10 +296,12 @@ def _elementwise() -> dict[str, Row]:
         "le_to": _bound(primitives.le_to_p),
         "lt_to": _bound(primitives.lt_to_p),
     }
+    if (polynomial := getattr(lax, "polynomial", None)) is not None:
+        made["polynomial"] = Row(lambda x, *factors: polynomial(x, factors), implied=frozenset({"unroll"}))
     return made | {name: Row(make) for name, make in others.items()}
 
 
-_ITERATIVE = frozenset({"igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta"})
+_ITERATIVE = frozenset({"igamma", "igamma_grad_a", "igammac", "polynomial", "regularized_incomplete_beta"})
 """Elementwise operations that are loops to XLA: it ends the process where one is to combine elements."""
 COMBINING = replace(
     COMPUTATION,
@@ -319,7 +340,7 @@ def _reductions() -> dict[str, Row]:
             lambda *operands, **attributes: lax.sort(operands, **attributes),
             {"dimension": AXIS, "is_stable": FLAG, "num_keys": POSITIVE},
         ),
-        "top_k": Row(lax.top_k, {"k": COUNT, "axis": AXIS}),
+        "top_k": Row(lax.top_k, {"k": COUNT, "axis": AXIS}, frozenset({"is_stable"})),  # which it always is here
         "approx_top_k": Row(
             _approx_top_k,
             {
@@ -414,7 +435,52 @@ def _products() -> dict[str, Row]:
                 "preferred_element_type": optional(DTYPE),
             },
         ),
+        "ragged_dot_general": Row(
+            _ragged_dot,
+            {
+                "ragged_dot_dimension_numbers": groups(6, _ragged_dimensions, _ragged_rows),
+                "precision": PRECISION,
+                "preferred_element_type": optional(DTYPE),
+            },
+        ),
+        "scaled_dot": Row(
+            lambda a, b, *scales, **attributes: lax.scaled_dot(
+                a, b, lhs_scale=scales[0], rhs_scale=scales[1], **attributes
+            ),
+            {
+                "dimension_numbers": groups(4, _dot_dimensions, lambda d: [*d[0], *d[1]]),
+                "preferred_element_type": optional(DTYPE),
+            },
+        ),
         "fft": Row(lax.fft, {"fft_type": member_of(lax.FftType), "fft_lengths": POSITIVES}),
+    }
+
+
+def _linear_algebra() -> dict[str, Row]:
+    """Makes decompositions by the functions of jax.lax, which check shapes: no list names a kernel of LAPACK's."""
+    algorithm = optional(member_of(linalg.SvdAlgorithm, leaving_out=frozenset({"JACOBI", "POLAR"})))
+    names = "cholesky_update hessenberg householder_product lu".split()
+    return {
+        **{name: Row(getattr(linalg, name)) for name in names},
+        "cholesky": Row(functools.partial(linalg.cholesky, symmetrize_input=False)),
+        "eig": Row(
+            linalg.eig,
+            {"compute_left_eigenvectors": FLAG, "compute_right_eigenvectors": FLAG},
+            frozenset({"enable_eigvec_derivs"}),
+        ),
+        "eigh": Row(functools.partial(linalg.eigh, symmetrize_input=False), {"lower": FLAG, "sort_eigenvalues": FLAG}),
+        "lu_pivots_to_permutation": Row(linalg.lu_pivots_to_permutation, {"permutation_size": COUNT}),
+        "qr": Row(linalg.qr, {"pivoting": FLAG, "full_matrices": FLAG}),
+        "schur": Row(linalg.schur, {"compute_schur_vectors": FLAG, "sort_eig_vals": FLAG}),
+        "svd": Row(_svd, {"full_matrices": FLAG, "compute_uv": FLAG, "algorithm": algorithm}),
+        "symmetric_product": Row(linalg.symmetric_product, {"alpha": NUMBER, "beta": NUMBER}),
+        "triangular_solve": Row(
+            linalg.triangular_solve,
+            dict.fromkeys(["left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"], FLAG),
+        ),
+        "ormqr": Row(linalg.ormqr, {"left": FLAG, "transpose": FLAG}),
+        "tridiagonal": Row(linalg.tridiagonal, {"lower": FLAG}),
+        "tridiagonal_solve": Row(linalg.tridiagonal_solve, {"perturb_singular": FLAG}),
     }
 
 
@@ -453,7 +519,7 @@ def _control() -> dict[str, Row]:
                 "num_consts": COUNT,
                 "num_carry": COUNT,
             },
-            frozenset({"linear", "_split_transpose"}),
+            frozenset({"linear", "_split_transpose", "ft_in", "ft_out"}),
         ),
     }
 
@@ -461,8 +527,12 @@ def _control() -> dict[str, Row]:
 _COSTS = {
     2: "random_bits random_fold_in random_split threefry2x32",
     4: "acosh asinh atanh bessel_i0e bessel_i1e digamma erf_inv lgamma log1p",
-    8: "approx_top_k cumlogsumexp eigh lu qr svd triangular_solve",
-    64: "igamma igammac igamma_grad_a regularized_incomplete_beta",
+    8: """
+        approx_top_k cholesky cumlogsumexp eig eigh hessenberg householder_product lu
+        ormqr polynomial qr ragged_dot_general scaled_dot schur svd triangular_solve
+        tridiagonal tridiagonal_solve
+    """,
+    64: "cholesky_update igamma igammac igamma_grad_a lu_pivots_to_permutation regularized_incomplete_beta",
     256: "polygamma zeta",
 }
 """Operations that are many to XLA, by what they cost: measured as chains and side by side (docs/security.md)."""
@@ -470,7 +540,10 @@ _COST = {name: cost for cost, names in _COSTS.items() for name in names.split()}
 
 TABLE: Mapping[str, Row] = {
     name: replace(row, cost=_COST.get(name, 1))
-    for rows_ in (_elementwise(), _reductions(), _shapes(), _products(), _random(), _control())
+    for rows_ in (
+        *(_elementwise(), _reductions(), _shapes(), _products()),
+        *(_linear_algebra(), _random(), _control()),
+    )
     for name, row in rows_.items()
 }
 """Every operation by the name of its primitive."""
@@ -479,6 +552,8 @@ INLINED: Mapping[str, str] = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
     "call": "call_jaxpr",
+    "call_hi_primitive": "jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "composite": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -486,6 +561,33 @@ INLINED: Mapping[str, str] = {
     "remat2": "jaxpr",
 }
 """Primitives that only call: the parameter that holds what is written in their place."""
+
+
+def _scan_counts(params: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Returns the parameters of a scan with the numbers that JAX keeps in a tree of the operands since 0.11."""
+    if "ft_in" not in params:
+        return params
+    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())
+    return {**params, "num_consts": consts, "num_carry": carry}
+
+
+def _expanded(params: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Returns what an operation is made of that JAX keeps as one until it lowers it, since 0.12 (searchsorted)."""
+    whole = params["_prim"]
+
+    def call(*operands: Value) -> Value:
+        return jax.tree.leaves(whole.expand(*jax.tree.unflatten(whole.in_tree, operands)))
+
+    with jax.enable_x64(True):
+        return {"jaxpr": jax.make_jaxpr(call)(*whole.in_avals_flat)}
+
+
+RENAMED: Mapping[str, Callable[[Mapping[str, Value]], Mapping[str, Value]]] = {
+    "call_hi_primitive": _expanded,
+    "composite": lambda params: {"jaxpr": params.get("call_jaxpr"), **params},  # since 0.12
+    "scan": _scan_counts,
+}
+"""Operations whose parameters a newer JAX has renamed: makes the parameters of the table of those of the primitive."""
 
 IDENTITIES = frozenset({"copy", "device_put", "name", "random_clone", "stop_gradient"})
 """Primitives that give their operands as they are."""

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import NamedSharding
 
 from runtime.errors import one_line
 from runtime.expressions.kinds import Parameter, is_narrow
-from runtime.expressions.table import GENERATORS, IDENTITIES, INLINED, TABLE
+from runtime.expressions.table import GENERATORS, IDENTITIES, INLINED, RENAMED, TABLE
 from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
@@ -28,18 +29,19 @@ class NotInTableError(Exception):
     """A computation that no expression list can hold; the text says why."""
 
 
-def write_expressions(jaxpr: ClosedJaxpr) -> bytes:
+def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     """Writes a computation down.
 
     Args:
         jaxpr: of a function of arrays that gives arrays.
+        platform: XLA's name of the platform on which it will run: no other branch of ``platform_dependent`` is written.
 
     Raises:
         NotInTableError: something in it is not in the table of operations; names it.
     """
     if jaxpr.effects:
         raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")
-    writer = _Writer()
+    writer = _Writer(platform)
     main = writer.computation(jaxpr)
     partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     arguments = [_spec(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
@@ -52,7 +54,8 @@ def write_expressions(jaxpr: ClosedJaxpr) -> bytes:
 class _Writer:
     """Writes the computations of one expression list, which share their constants."""
 
-    def __init__(self) -> None:
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
         self.constants: list[pb.ConstantDef] = []
         self._known: dict[tuple[str, tuple[int, ...], bytes], Operand] = {}
 
@@ -108,7 +111,8 @@ class _Body:
         return [operand(atom) for atom in jaxpr.outvars]
 
     def _equation(self, equation: JaxprEqn, operands: Sequence[Operand], needed: Sequence[bool]) -> list[Operand]:
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        params = RENAMED[name](equation.params) if name in RENAMED else equation.params
         if name in IDENTITIES:
             return list(operands)
         if name == "custom_linear_solve":  # what it is the solution of matters to derivatives alone
@@ -116,6 +120,11 @@ class _Body:
             before = lengths.matvec + lengths.vecmat
             given = [*operands[before : before + lengths.solve], *operands[sum(lengths) :]]
             return self.inline(params["jaxprs"].solve, given, needed)
+        if name == "platform_index":  # only a branch by platform refers to it, which needs no index
+            return [0]
+        if name == "cond" and params.get("branches_platforms") is not None:
+            branch = params["branches"][self._branch_by(params["branches_platforms"])]
+            return self.inline(_closed(branch), operands[1:], needed)
         if name in INLINED:
             if name == "remat2" and params["differentiated"]:
                 operands = self._kept_apart(operands, params["prevent_cse"])
@@ -149,11 +158,19 @@ class _Body:
             else:
                 setattr(into, kind.field, written)
         for parameter, value in params.items():
+            if isinstance(value, NamedSharding) and value.mesh.empty:
+                continue
             if value is not None and parameter not in row.attributes and parameter not in row.implied:
                 raise NotInTableError(f"{parameter}={value!r} of {name!r} is not in the table of operations")
         self.equations.append(made)
         self._values += results
         return list(range(self._values - results, self._values))
+
+    def _branch_by(self, platforms: Sequence[Sequence[str] | None]) -> int:
+        for index, names in enumerate(platforms):
+            if names is None or self._writer.platform in names:
+                return index
+        raise NotInTableError(f"nothing is said of {self._writer.platform}, only of {platforms}")
 
     def _kept_apart(self, operands: Sequence[Operand], apart: bool | Sequence[bool]) -> list[Operand]:
         """The operands of what is computed again on purpose: XLA shall not find the first computation instead."""

@@ -44,19 +44,20 @@ def own_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) ->
     return Program(module.encode(), tuple(arguments), _results(traced.jaxpr), traced.jaxpr)
 
 
-def write_program(run: ArrayFn, arguments: Sequence[TensorSpec]) -> Program:
+def write_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) -> Program:
     """Writes a function down for a task of another process, traced in 64-bit mode.
 
     Args:
         run: a JAX function of arrays giving a tuple of arrays.
         arguments: shape and dtype of each argument.
+        platform: XLA's name of the platform that it will be compiled for.
 
     Raises:
         NotInTableError: something in it is not in the table of operations; names it.
         InvalidArgumentError: it breaks one of the rules of ``runtime.expressions.reader``; says which.
     """
     jaxpr = trace(run, [aval(s.shape, s.dtype) for s in arguments], True)
-    data = write_expressions(jaxpr)
+    data = write_expressions(jaxpr, platform)
     read_expressions(data)  # what is too large or too deep for any task is told here, before it is sent
     return Program(data, tuple(arguments), _results(jaxpr))
 

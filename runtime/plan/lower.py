@@ -274,10 +274,13 @@ def _export(
     traced: Traced,
 ) -> Program:
     try:
-        return own_program(run, arguments, device.platform) if device.is_own else write_program(run, arguments)
+        make = own_program if device.is_own else write_program
+        return make(run, arguments, device.platform)
     except NotInTableError as error:
         names = ", ".join(
-            op.name for op in operations if op in traced.jaxprs and not _can_be_written(traced.jaxprs[op])
+            op.name
+            for op in operations
+            if op in traced.jaxprs and not _can_be_written(traced.jaxprs[op], device.platform)
         )
         raise InvalidArgumentError(
             f"operations [{names}] cannot be sent to {device.name}: {one_line(error)}; "
@@ -290,9 +293,9 @@ def _export(
         ) from error
 
 
-def _can_be_written(jaxpr: ClosedJaxpr) -> bool:
+def _can_be_written(jaxpr: ClosedJaxpr, platform: str) -> bool:
     try:
-        write_expressions(jaxpr)
+        write_expressions(jaxpr, platform)
     except NotInTableError:
         return False
     return True

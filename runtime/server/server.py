@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
+import jax
 from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -109,7 +110,7 @@ class Server:
     Raises:
         InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
             machine's, or there is no next task for a backup; says which. Or others reach it, and nothing says whom it
-            lets in.
+            lets in. Or JAX is told to compile nothing (``jax_disable_jit``).
         UnauthenticatedError: the file with the token cannot be read, or others can read it; there is no certificate
             for its host, or that has ended.
         PermissionDeniedError: there is no place for a token that nobody else can reach; or the certificate is that of
@@ -146,6 +147,8 @@ class Server:
         self.task = _own_task(spec, job_name, task_index)
         roots = roots_of(checkpoint_root, os.environ)
         given_limits = limits or Limits.from_environ(os.environ)
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            raise InvalidArgumentError("JAX_DISABLE_JIT is set, and a server compiles what it runs: unset it")
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = given_limits if descriptors == resource.RLIM_INFINITY else given_limits.within(descriptors)
         self.limits = limits

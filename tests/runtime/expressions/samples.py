@@ -62,6 +62,9 @@ def _elementwise() -> dict[str, Fn]:
         "eq_to le_to lt_to": lambda a: [
             getattr(jax.extend.core.primitives, f"{f}_to_p").bind(a, a.T) for f in ("eq", "le", "lt")
         ],
+        "log2 one_minus_square polynomial": lambda a: (
+            [lax.log2(a), lax.one_minus_square(a), lax.polynomial(a, [a, 2.0, 3.0])] if hasattr(lax, "log2") else a
+        ),
         "integer_pow": lambda a: a**3 + a**-2,
         "mulhi": lambda a: lax.mulhi(whole(a), whole(a) << 20) if hasattr(lax, "mulhi") else a,
         "not": lambda a: lax.bitwise_not(whole(a)),
@@ -100,6 +103,7 @@ def _reductions() -> dict[str, Fn]:
         "reduce_window_sum": lambda a: lax.reduce_window(a, 0.0, lax.add, (2, 2), (2, 2), "VALID", (2, 1), (1, 2)),
         "select_and_gather_add": lambda a: jax.jvp(pool, (a,), (a.T,)),
         "select_and_scatter_add": jax.grad(lambda a: pool(a).sum()),
+        "searchsorted": lambda a: jnp.searchsorted(a[0], a[1]),
         "sort": lambda a: (jnp.argsort(a, 0), jnp.sort(a, 1, descending=True), jnp.lexsort((a[0], a[1]))),
         "top_k": lambda a: lax.top_k(a, 2),
     }
@@ -117,6 +121,7 @@ def _shapes() -> dict[str, Fn]:
         "dynamic_update_slice": lambda a: lax.dynamic_update_slice(a, a[:2, :2], (whole(a)[0, 0], jnp.int32(1))),
         "empty": lambda a: lax.empty((3,), jnp.float32),
         "gather": lambda a: (a[at], a.at[at + 2].get(mode="fill", fill_value=7), a[at, at], jnp.take(a, at, 1)),
+        "gather of complex numbers": lambda a: (a + 0j).at[at + 2].get(mode="fill", fill_value=2 - 5j),
         "gather of integers": lambda a: whole(a).at[at + 2].get(mode="fill"),
         "gather with batches": lambda a: jnp.take_along_axis(a, jnp.argsort(a, 1), 1),
         "iota": lambda a: lax.broadcasted_iota(jnp.int32, (2, 3), 1) + jnp.arange(3),
@@ -159,9 +164,46 @@ def _products() -> dict[str, Fn]:
         ),
         "dot_general": lambda a: (a @ a, jnp.einsum("ij,kj->ik", a, a), a[None] @ a[None], jnp.dot(a[0], a[1])),
         "precision": lambda a: jnp.dot(a, a, precision="highest", preferred_element_type=jnp.float64),
+        "ragged_dot_general": lambda a: lax.ragged_dot(a, jnp.stack([a, a.T]), jnp.array([1, 3], jnp.int32)),
+        "scaled_dot": lambda a: lax.scaled_dot(a, a.T),
         "fft": lambda a: (jnp.fft.fft(a), jnp.fft.rfft2(a), jnp.fft.irfft(jnp.fft.rfft(a))),
         "attention": lambda a: jax.nn.dot_product_attention(*[a[None, :, None, :]] * 3),
         "linear system": lambda a: jax.scipy.sparse.linalg.cg(lambda x: a @ (a.T @ x) + x, a[0])[0],
+    }
+
+
+def _linear_algebra() -> dict[str, Fn]:
+    linalg = lax.linalg
+    return {
+        "cholesky": lambda a: (jnp.linalg.cholesky(a @ a.T + jnp.eye(4)), jax.scipy.linalg.cho_factor(a @ a.T)[0]),
+        "cholesky_update": lambda a: linalg.cholesky_update(jnp.triu(a), a[0]),
+        "determinants": lambda a: (jnp.linalg.det(a), jnp.linalg.slogdet(a), jnp.linalg.diagonal(a)),
+        "eig": lambda a: jnp.linalg.eig(a),
+        "eigh": lambda a: (jnp.linalg.eigh(a + a.T), jnp.linalg.eigvalsh(a + 1j * a)),
+        "gradients of decompositions": jax.grad(
+            lambda a: jnp.linalg.cholesky(a @ a.T + jnp.eye(4)).sum() + jnp.linalg.svd(a)[1].sum()
+        ),
+        "hessenberg": lambda a: linalg.hessenberg(a),
+        "householder_product": lambda a: linalg.householder_product(a, a[0]),
+        "lu lu_pivots_to_permutation": lambda a: (
+            linalg.lu(a),
+            linalg.lu_pivots_to_permutation(linalg.lu(a)[1], 4),
+            jnp.linalg.solve(a, a[0]),
+        ),
+        "lu of a batch": lambda a: jnp.linalg.solve(jnp.stack([a, a.T]), a),
+        "ormqr": lambda a: linalg.ormqr(a, a[0], a, left=False, transpose=True),
+        "qr": lambda a: (jnp.linalg.qr(a), jax.scipy.linalg.qr(a[:, :2], mode="economic", pivoting=True)),
+        "schur": lambda a: jax.scipy.linalg.schur(a),
+        "svd": lambda a: (jnp.linalg.svd(a[:3]), jnp.linalg.svd(a, compute_uv=False), jnp.linalg.pinv(a)),
+        "symmetric_product": lambda a: linalg.symmetric_product(a, a, alpha=2.0, beta=0.5),
+        "triangular_solve": lambda a: (
+            jax.scipy.linalg.solve_triangular(a, a[0], lower=True),
+            jax.scipy.linalg.solve_triangular(a, a, trans=1, unit_diagonal=True),
+        ),
+        "tridiagonal": lambda a: linalg.tridiagonal(a + a.T),
+        "tridiagonal_solve": lambda a: linalg.tridiagonal_solve(a[0], a[1] + 3, a[2], a),
+        "without elements": lambda a: (jnp.linalg.cholesky(a[:0, :0]), jnp.linalg.svd(a[:0]), jnp.linalg.qr(a[:, :0])),
+        "not a number": lambda a: (jnp.linalg.eigh(a * np.nan), jnp.linalg.svd(a * np.nan), jnp.linalg.inv(a * np.inf)),
     }
 
 
@@ -221,5 +263,13 @@ def optax_like(x: Any) -> Any:
 
 optax_like.defvjp(lambda x: (optax_like(x), x), lambda x, g: (g * x,))
 
-SAMPLES: dict[str, Fn] = {**_elementwise(), **_reductions(), **_shapes(), **_products(), **_random(), **_control()}
+SAMPLES: dict[str, Fn] = {
+    **_elementwise(),
+    **_reductions(),
+    **_shapes(),
+    **_products(),
+    **_linear_algebra(),
+    **_random(),
+    **_control(),
+}
 """By name."""

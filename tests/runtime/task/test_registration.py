@@ -19,7 +19,7 @@ from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec
 from runtime.transport.messages import call_from_proto, call_to_proto
-from tests.runtime.kit import in_thread
+from tests.runtime.kit import TARGET, in_thread, servers
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 VECTOR, WHOLE = TensorSpec((3,), F32), TensorSpec((3,), I32)
@@ -50,7 +50,7 @@ def sent(program: Program, *, with_blob: bool = True) -> StageCall:
 
 
 def doubled(scale: float = 2.0) -> Program:
-    return write_program(lambda a: (a * scale,), [VECTOR])
+    return write_program(lambda a: (a * scale,), [VECTOR], "cpu")
 
 
 def lie(program: Program) -> Program:
@@ -126,3 +126,29 @@ def test_callbacks_do_not_even_leave_the_client() -> None:
             with pytest.raises(rt.InvalidArgumentError, match=r"loud.*rt\.Print") as caught:
                 session.run(y)
             assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_may_compile_nothing_does_not_start() -> None:
+    with jax.disable_jit(), pytest.raises(rt.InvalidArgumentError, match="JAX_DISABLE_JIT is set.*unset it"):
+        rt.Server({"local": ["localhost:0"]}, "local", 0)
+
+
+def test_a_nan_that_jax_looks_for_has_a_name() -> None:
+    with rt.Graph().as_default(), rt.Session() as session, jax.debug_nans(True):
+        x = rt.placeholder(np.float32, [2], name="x")
+        with pytest.raises(rt.InvalidArgumentError, match=r"running \[logs\].*nan"):
+            session.run(rt.call(jnp.log, x, name="logs"), {x: -np.ones(2, np.float32)})
+
+
+def test_decompositions_run_on_a_ps() -> None:
+    """A list names an operation of JAX's; the task has JAX make the custom call."""
+    matrix = np.array([[4.0, 2.0], [2.0, 3.0]], np.float32)
+    with servers(ps=1, worker=1) as cluster:
+        with rt.Graph().as_default(), rt.device("/job:ps/task:0"):
+            v = rt.Variable(matrix, name="v")
+            found = [rt.call(fn, v, name=fn.__name__) for fn in (jnp.linalg.cholesky, jnp.linalg.inv, jnp.linalg.det)]
+            with rt.Session(cluster[TARGET].target) as session:
+                session.run(v.initializer)
+                values = session.run(found)
+    for value, fn in zip(values, (np.linalg.cholesky, np.linalg.inv, np.linalg.det), strict=True):
+        np.testing.assert_allclose(value, fn(matrix), rtol=1e-5)
