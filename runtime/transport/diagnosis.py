@@ -70,11 +70,10 @@ def look(address: str, certificates: Certificates | None, task: str = "", secs: 
     if not can_look(address):
         return Look(answered=True)
     host, port = split_address(address)
-    # A task that says nothing for so long has not hung up on plain bytes.
+    # A task without TLS says nothing to a handshake.
     deadline = time.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
     if certificates is None:
-        refused = _hangs_up(host, port, deadline) and _speaks_tls(host, port, deadline)
-        return Look(True, UnauthenticatedError(security.speaks_tls()) if refused else None)
+        return Look(True, UnauthenticatedError(security.speaks_tls()) if _speaks_tls(host, port, deadline) else None)
     found = Look()
     for _ in range(_LOOKS):  # a task that dies at this moment hangs up, too: once
         found = _look(host, port, certificates, task, deadline)
@@ -98,19 +97,6 @@ def _connected(host: str, port: int, deadline: float) -> Iterator[socket.socket]
         yield sock
 
 
-def _hangs_up(host: str, port: int, deadline: float) -> bool:
-    """Whether a task hangs up on who does not speak TLS."""
-    try:
-        with _connected(host, port, deadline) as sock:
-            sock.sendall(_GREETING)
-            said = sock.recv(len(security.TLS_ALERT))
-            return not said or security.TLS_ALERT.startswith(said)
-    except ConnectionResetError:
-        return True
-    except OSError:
-        return False
-
-
 def _speaks_tls(host: str, port: int, deadline: float) -> bool:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
@@ -119,7 +105,7 @@ def _speaks_tls(host: str, port: int, deadline: float) -> bool:
         with _connected(host, port, deadline) as sock, anybody.wrap_socket(sock, server_hostname=host):
             return True
     except ssl.SSLError as error:
-        return not isinstance(error, ssl.SSLEOFError) and error.reason != "WRONG_VERSION_NUMBER"
+        return not isinstance(error, ssl.SSLEOFError) and error.reason not in security.NOT_TLS
     except OSError:
         return False
 

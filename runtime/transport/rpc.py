@@ -17,12 +17,14 @@ import grpc
 from runtime import timeouts
 from runtime.errors import (
     CancelledError,
+    InvalidArgumentError,
     OpError,
     PermissionDeniedError,
     UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
     error_from_code,
+    printable,
     wire_code,
 )
 from runtime.limits import VARIABLE, Limits
@@ -289,13 +291,15 @@ class _Challenge(NamedTuple):
 
     Attributes:
         nonce: random text of the server's process, which the client's proof must hold.
-        proofs: of the server, for clients with the token and for observers.
+        proofs: of the server, for clients with the token and for observers; none for a client that means another.
         address: by which the cluster knows the server.
+        task: as the server calls itself.
     """
 
     nonce: str
     proofs: Sequence[str]
     address: str
+    task: str
 
 
 class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
@@ -315,6 +319,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         self._channel = channel
         self._address = address
         self._given = given
+        self._task = task
         self._about = security.about(security.dialled(address), task)
         self._speaks = (_WIRE, versions.spoken())
         self._shown: str | None = None
@@ -366,6 +371,8 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 return ".".join((*about, call_proof(token.key, b"client", *about)))
         self._ask(f"{challenge.nonce}{unproven}", details)  # the server tells whom it refuses
         if not challenge.proofs:
+            if security.dialled(challenge.address) == security.dialled(self._address):
+                raise InvalidArgumentError(f"at {self._address} answers {challenge.task}, not {self._task}")
             raise UnauthenticatedError(security.elsewhere(self._address, challenge.address))
         raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
 
@@ -394,7 +401,7 @@ def _challenge_of(answer: Any) -> _Challenge | None:
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
     nonce, *proofs = told[_CHALLENGE].split(".")
-    return _Challenge(nonce, proofs, told.get(_ADDRESS, ""))
+    return _Challenge(nonce, proofs, printable(told.get(_ADDRESS, "")), printable(told.get(_TASK, "")))
 
 
 def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:

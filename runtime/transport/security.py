@@ -25,7 +25,7 @@ from typing import Final
 from absl import logging
 
 from runtime.cluster.spec import split_address
-from runtime.errors import InvalidArgumentError, printable
+from runtime.errors import InvalidArgumentError
 from runtime.observe.audit import AuditLog
 from runtime.observe.process_metrics import metrics
 from runtime.transport import addresses, token_files
@@ -68,7 +68,6 @@ _HANDSHAKES: Final = {
 _LOOK_UP_SECS: Final = 2.0
 _TELL_AGAIN_SECS: Final = 60.0
 _MOST_PEERS: Final = 1024
-_LONGEST_ADDRESS: Final = 300
 _ABOUT: Final = struct.Struct("<QQQI")
 
 
@@ -225,7 +224,7 @@ def wrong(token: Token) -> str:
 def elsewhere(address: str, theirs: str) -> str:
     """The message of a process that has dialled a task by an address that is not its own."""
     return (
-        f"it does not answer for {address}: its address in the cluster is {printable(theirs[:_LONGEST_ADDRESS])}, and "
+        f"it does not answer for {address}: its address in the cluster is {theirs}, and "
         "with a token a task is dialled by that one only, not by a forwarded port"
     )
 
