@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
 import math
 import os
 import threading
@@ -53,6 +54,19 @@ ELASTIC_SILENCE_SECS = 10.0
 """Where workers come and go, one that has been silent for so long at the end is not waited for: it need not come."""
 
 
+class Phase(enum.Enum):
+    """The place of a task on its way through a run: each leads to the next, and an interruption to the end."""
+
+    TRAINING = enum.auto()
+    """Steps run, or have the grace period to end after a stop."""
+    WAITING = enum.auto()
+    """The chief waits for the tasks that still train, and recovers what they need."""
+    ENDING = enum.auto()
+    """The last steps are saved and the end is reported; a task that stays silent ends that."""
+    ENDED = enum.auto()
+    """Nothing is left to save or to report."""
+
+
 class Lifecycle:
     """The life of one task in a run.
 
@@ -74,8 +88,7 @@ class Lifecycle:
         self._elastic = False
         self.late = False
         """Whether the run had finished before this task came."""
-        self.ended = False
-        """Whether this task's part has been brought to an end: nothing is left to save or to tell."""
+        self.phase = Phase.TRAINING
         self.save: Callable[[], object] | None = None
         """Saves, or has it done soon; called in the chief when a ps has been told to go. Who has a saver sets it."""
         self._records: RunRecords | None = None
@@ -83,7 +96,6 @@ class Lifecycle:
         self._reached: int | None = None
         self._probed: Any = None
         self._without_value: frozenset[str] = frozenset()
-        self._finishing = self._waiting = False
         self._silenced = ""
         self._awaiting: threading.Thread | None = None
         self._closed = threading.Event()
@@ -124,7 +136,7 @@ class Lifecycle:
         self._elastic = bool(graph.get_collection(ELASTIC))
         self._records, self._global_step, self.late = records, global_step, False
         self._reached = None
-        self.ended = self._finishing = False
+        self.phase = Phase.TRAINING
         self._silenced = ""
         if before := attempt(os.environ):
             logging.info("this is start number %d of this task", before + 1)
@@ -192,14 +204,14 @@ class Lifecycle:
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
-            if self.ended or not self.coord.should_stop():  # or a session was opened anew, which has a watch of its own
+            if self.phase is Phase.ENDED or not self.coord.should_stop():  # or another session has a watch of its own
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
-            if took > 0 and took >= limit and not (self._finishing or self._waiting):
+            if took > 0 and took >= limit and self.phase is Phase.TRAINING:
                 logging.warning("a step still runs %.3g s after the stop: it is cancelled", took)
                 session.raw.cancel_steps()
                 session.end_steps()
-            if self._finishing and (silent := silence.secs()) >= self.silence_secs:
+            if self.phase is Phase.ENDING and (silent := silence.secs()) >= self.silence_secs:
                 self._silenced = f"a task has given no sign of life for {silent:.0f} s while training was ending"
                 logging.warning("%s: what waits for it is cancelled", self._silenced)
                 session.close()
@@ -276,7 +288,8 @@ class Lifecycle:
 
     def limit_silence(self) -> None:
         """From here on a ps that is silent for too long ends what waits for it, with the session."""
-        self._finishing = True
+        if self.phase is not Phase.ENDED:
+            self.phase = Phase.ENDING
 
     def leads(self) -> bool:
         """Whether this chief may write checkpoints: no other one has taken its place."""
@@ -290,13 +303,13 @@ class Lifecycle:
         """
         records, session = self._records, self.session
         self._note_reached()
-        if records is None or session is None or not self.is_chief or self.late or self.ended:
+        if records is None or session is None or not self.is_chief or self.late or self.phase is Phase.ENDED:
             return
         records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
         began = answered_at = time.monotonic()
         wait, logged_at, rested = 0.0, -math.inf, -1
         logged_gone: set[str] = set()
-        self._waiting = True
+        self.phase = Phase.WAITING
         try:
             while not failed(self.coord):
                 self.grace_period.deadline = answered_at + self.silence_secs
@@ -333,7 +346,7 @@ class Lifecycle:
                 soonest = min(self._worker_silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
         finally:
-            self.grace_period.deadline, self._waiting = None, False
+            self.grace_period.deadline, self.phase = None, Phase.TRAINING
 
     @property
     def _worker_silence_secs(self) -> float:
@@ -388,23 +401,20 @@ class Lifecycle:
             AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``save_the_end``), or was
                 silent for too long for them to be saved. The others are not told that training is over.
         """
-        if self.session is None or self.ended:
+        if self.session is None or self.phase is Phase.ENDED:
             return
         held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
-        try:
-            with held as signals:
-                self._finishing = True
-                self._note_reached()
-                if self._records is not None:
-                    self._records.answer_secs = self._answer_secs
-                try:
-                    self._finish(self.session, final, over, checkpoint_dir, signals)
-                except BaseException as error:
-                    self.ended = shield or isinstance(error, Exception)
-                    raise
-                self.ended = True
-        finally:
-            self._finishing = False
+        with held as signals:
+            self.phase = Phase.ENDING
+            self._note_reached()
+            if self._records is not None:
+                self._records.answer_secs = self._answer_secs
+            try:
+                self._finish(self.session, final, over, checkpoint_dir, signals)
+            except BaseException as error:
+                self.phase = Phase.ENDED if shield or isinstance(error, Exception) else Phase.TRAINING
+                raise
+            self.phase = Phase.ENDED
 
     def _finish(
         self,
@@ -514,7 +524,7 @@ class Lifecycle:
 
     def abandon(self) -> None:
         """Training has ended with an error: nothing is saved, and nobody told that it is over."""
-        self.ended = True
+        self.phase = Phase.ENDED
 
     def at_exit(self) -> None:
         """The process ends. Tells it if training was not brought to an end before."""
@@ -522,7 +532,9 @@ class Lifecycle:
             # A thread that is in the middle of a call when the interpreter goes aborts the process.
             self._records.close()
             self._awaiting.join(_AT_EXIT_SECS)
-        if self.session is None or self._records is None or self.ended or self.late or self._closed.is_set():
+        if self.session is None or self._records is None or self.late:
+            return
+        if self.phase is Phase.ENDED or self._closed.is_set():
             return
         self._note_reached()
         reached = "" if self._reached is None else f" (step {self._reached} was the last seen here)"
