@@ -55,8 +55,10 @@ class Training:
         loss = rt.call(lambda w: -w.sum(), weights)
         optimizer: Any = harness.Optimizer(optax.sgd(1.0))
         self.shards = harness.DataShards(batches, 1, block_batches=2) if loop == "shards" else None
-        self.sync = harness.SyncReplicas(optimizer, 1, 2) if loop == "sync" else None
-        optimizer = self.shards.counted(optimizer) if self.shards else self.sync or optimizer
+        if self.shards is not None:
+            optimizer = self.shards.counted(optimizer)
+        elif loop == "sync":
+            optimizer = harness.SyncReplicas(optimizer, 1, 2)
         self.train = optimizer.minimize(loss, self.step)
         self.trained = 0
 
