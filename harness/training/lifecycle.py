@@ -54,7 +54,7 @@ ELASTIC_SILENCE_SECS = 10.0
 """Where workers come and go, one that has been silent for so long at the end is not waited for: it need not come."""
 
 
-class Phase(enum.Enum):
+class RunPhase(enum.Enum):
     """The place of a task on its way through a run: each leads to the next, and an interruption to the end."""
 
     TRAINING = enum.auto()
@@ -88,7 +88,7 @@ class Lifecycle:
         self._elastic = False
         self.late = False
         """Whether the run had finished before this task came."""
-        self.phase = Phase.TRAINING
+        self.phase = RunPhase.TRAINING
         self.save: Callable[[], object] | None = None
         """Saves, or has it done soon; called in the chief when a ps has been told to go. Who has a saver sets it."""
         self._records: RunRecords | None = None
@@ -136,7 +136,7 @@ class Lifecycle:
         self._elastic = bool(graph.get_collection(ELASTIC))
         self._records, self._global_step, self.late = records, global_step, False
         self._reached = None
-        self.phase = Phase.TRAINING
+        self.phase = RunPhase.TRAINING
         self._silenced = ""
         if before := attempt(os.environ):
             logging.info("this is start number %d of this task", before + 1)
@@ -204,14 +204,16 @@ class Lifecycle:
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
-            if self.phase is Phase.ENDED or not self.coord.should_stop():  # or another session has a watch of its own
+            if (
+                self.phase is RunPhase.ENDED or not self.coord.should_stop()
+            ):  # or another session has a watch of its own
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
-            if took > 0 and took >= limit and self.phase is Phase.TRAINING:
+            if took > 0 and took >= limit and self.phase is RunPhase.TRAINING:
                 logging.warning("a step still runs %.3g s after the stop: it is cancelled", took)
                 session.raw.cancel_steps()
                 session.end_steps()
-            if self.phase is Phase.ENDING and (silent := silence.secs()) >= self.silence_secs:
+            if self.phase is RunPhase.ENDING and (silent := silence.secs()) >= self.silence_secs:
                 self._silenced = f"a task has given no sign of life for {silent:.0f} s while training was ending"
                 logging.warning("%s: what waits for it is cancelled", self._silenced)
                 session.close()
@@ -288,8 +290,8 @@ class Lifecycle:
 
     def limit_silence(self) -> None:
         """From here on a ps that is silent for too long ends what waits for it, with the session."""
-        if self.phase is not Phase.ENDED:
-            self.phase = Phase.ENDING
+        if self.phase is not RunPhase.ENDED:
+            self.phase = RunPhase.ENDING
 
     def leads(self) -> bool:
         """Whether this chief may write checkpoints: no other one has taken its place."""
@@ -303,13 +305,13 @@ class Lifecycle:
         """
         records, session = self._records, self.session
         self._note_reached()
-        if records is None or session is None or not self.is_chief or self.late or self.phase is Phase.ENDED:
+        if records is None or session is None or not self.is_chief or self.late or self.phase is RunPhase.ENDED:
             return
         records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
         began = answered_at = time.monotonic()
         wait, logged_at, rested = 0.0, -math.inf, -1
         logged_gone: set[str] = set()
-        self.phase = Phase.WAITING
+        self.phase = RunPhase.WAITING
         try:
             while not failed(self.coord):
                 self.grace_period.deadline = answered_at + self.silence_secs
@@ -346,7 +348,7 @@ class Lifecycle:
                 soonest = min(self._worker_silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
         finally:
-            self.grace_period.deadline, self.phase = None, Phase.TRAINING
+            self.grace_period.deadline, self.phase = None, RunPhase.TRAINING
 
     @property
     def _worker_silence_secs(self) -> float:
@@ -401,20 +403,20 @@ class Lifecycle:
             AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``save_the_end``), or was
                 silent for too long for them to be saved. The others are not told that training is over.
         """
-        if self.session is None or self.phase is Phase.ENDED:
+        if self.session is None or self.phase is RunPhase.ENDED:
             return
         held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
         with held as signals:
-            self.phase = Phase.ENDING
+            self.phase = RunPhase.ENDING
             self._note_reached()
             if self._records is not None:
                 self._records.answer_secs = self._answer_secs
             try:
                 self._finish(self.session, final, over, checkpoint_dir, signals)
             except BaseException as error:
-                self.phase = Phase.ENDED if shield or isinstance(error, Exception) else Phase.TRAINING
+                self.phase = RunPhase.ENDED if shield or isinstance(error, Exception) else RunPhase.TRAINING
                 raise
-            self.phase = Phase.ENDED
+            self.phase = RunPhase.ENDED
 
     def _finish(
         self,
@@ -524,7 +526,7 @@ class Lifecycle:
 
     def abandon(self) -> None:
         """Training has ended with an error: nothing is saved, and nobody told that it is over."""
-        self.phase = Phase.ENDED
+        self.phase = RunPhase.ENDED
 
     def at_exit(self) -> None:
         """The process ends. Tells it if training was not brought to an end before."""
@@ -534,7 +536,7 @@ class Lifecycle:
             self._awaiting.join(_AT_EXIT_SECS)
         if self.session is None or self._records is None or self.late:
             return
-        if self.phase is Phase.ENDED or self._closed.is_set():
+        if self.phase is RunPhase.ENDED or self._closed.is_set():
             return
         self._note_reached()
         reached = "" if self._reached is None else f" (step {self._reached} was the last seen here)"

@@ -19,7 +19,7 @@ from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcI
 from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
 from harness.training import readiness, services
 from harness.training.global_step import GlobalStep, can_count, get_global_step
-from harness.training.lifecycle import Lifecycle, Phase
+from harness.training.lifecycle import Lifecycle, RunPhase
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
 from harness.training.queue_runner import QueueRunner
@@ -497,7 +497,7 @@ class Supervisor:
                     self._life.finish(self._final, over=over, checkpoint_dir=directory)
                     break
                 except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
-                    if self._life.phase is Phase.ENDED or failed(self.coord) or interruption is not None:
+                    if self._life.phase is RunPhase.ENDED or failed(self.coord) or interruption is not None:
                         raise
                     interruption, over = error, False
                     self.coord.request_stop()
