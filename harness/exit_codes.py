@@ -214,10 +214,15 @@ def printing() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
-def parse_flags(argv: Iterable[str]) -> list[str]:
+def parse_flags(argv: Iterable[str], program: str = "", hint: str = " (see --help)") -> list[str]:
     """The arguments that are no flags, the program's name first; for ``app.run(main, flags_parser=parse_flags)``.
 
     A mistake ends the program with one line, and the code of ``CONFIGURATION`` instead of absl's 1.
+
+    Args:
+        argv: the command line.
+        program: how the line begins.
+        hint: how the line ends.
     """
     try:
         rest: list[str] = flags.FLAGS(tuple(argv))
@@ -225,10 +230,10 @@ def parse_flags(argv: Iterable[str]) -> list[str]:
     except SystemExit:  # --help has been shown: absl would call that a failure
         sys.exit(DONE.plain)
     except flags.Error as error:
-        leave(CONFIGURATION, f"{explain_flag_error(error)} (see --help)")
+        leave(CONFIGURATION, f"{program}{_explain_error(error)}{hint}")
 
 
-def explain_flag_error(error: flags.Error) -> str:
+def _explain_error(error: flags.Error) -> str:
     """Returns what is wrong with a command line, in one line: what to use instead of a flag or value that is gone."""
     from runtime.lowlevel import explain_flags  # here, as a launcher does without JAX unless its command line is wrong
 

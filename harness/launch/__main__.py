@@ -105,15 +105,9 @@ _COLOR = flags.DEFINE_enum(
 
 
 def _parse(argv: list[str]) -> list[str]:
-    """The program's name and the command; a mistake ends the program with one line."""
-    try:
-        rest: list[str] = flags.FLAGS(argv)
-        return rest
-    except SystemExit:  # --help has been shown: absl would call that a failure
-        sys.exit(0)
-    except flags.Error as error:
-        hint = "" if "--" in argv else "; the command to run goes after --"
-        _refuse(f"{exit_codes.explain_flag_error(error)}{hint}")
+    """Returns the program's name and the command; a mistake ends the program with one line."""
+    hint = "" if "--" in argv else "; the command to run goes after --"
+    return exit_codes.parse_flags(argv, f"{LAUNCHER_NAME}: ", hint)
 
 
 def _refuse(reason: str) -> NoReturn:
