@@ -36,10 +36,13 @@ _LOCKING = frozenset(
         "logging": ("acquire", "handle", "release", "_acquireLock", "_releaseLock"),
         "threading": ("__enter__", "__exit__", "acquire", "release"),
         "importlib._bootstrap": ("__init__", "__enter__", "__exit__", "acquire", "release", "_get_module_lock", "cb"),
+        "_weakrefset": ("_remove",),
+        "weakref": ("remove",),
     }.items()
     for function in functions
 )
-"""Functions of Python's library that lock and unlock in Python: an exception in them may leave the lock locked."""
+"""Functions of Python's library that lock and unlock in Python: an exception in them may leave the lock locked. The
+last two are the callbacks of weak collections, in which Python discards an exception."""
 
 _IMPORTING = ("importlib._bootstrap", "_find_and_load")
 
@@ -98,7 +101,8 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
 def interrupt_between_locks() -> None:
     """Ctrl-C raises KeyboardInterrupt in this process as before, but not while the main thread locks or unlocks.
 
-    Nor within a callback of the garbage collector, JAX's for one: Python discards what is raised there.
+    Nor within a callback of the garbage collector, JAX's for one, or of a weak collection: Python discards what is
+    raised there.
 
     Python runs a handler between any two bytecodes, so the exception may come when ``logging`` has taken the lock of
     its handler and has not yet entered the block that gives it back (before Python 3.13). Every other thread that logs
