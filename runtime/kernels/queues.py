@@ -6,16 +6,36 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
+from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
+from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.store import Resource
 from runtime.tensor_spec import Array, DType, shape_fits
 
 Element = tuple[Array, ...]
+
+
+class Kept(NamedTuple):
+    """An element in a queue.
+
+    Attributes:
+        element: The element.
+        owner: The session that has added it.
+        nbytes: Bytes of the element, which are counted for that session.
+    """
+
+    element: Element
+    owner: int
+    nbytes: int
+
+
+_ELEMENT_BYTES = 256
+"""Bytes of an element beside those of its arrays."""
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
@@ -25,10 +45,10 @@ class Ordering(Protocol):
     def __len__(self) -> int:
         """How many it holds."""
 
-    def put(self, element: Element) -> None:
+    def put(self, element: Kept) -> None:
         """Adds one."""
 
-    def take(self) -> Element:
+    def take(self) -> Kept:
         """Removes one; there is at least one."""
 
 
@@ -36,16 +56,16 @@ class FifoOrdering:
     """First in, first out."""
 
     def __init__(self) -> None:
-        self._elements: deque[Element] = deque()
+        self._elements: deque[Kept] = deque()
 
     def __len__(self) -> int:
         return len(self._elements)
 
-    def put(self, element: Element) -> None:
+    def put(self, element: Kept) -> None:
         """Adds one at the end."""
         self._elements.append(element)
 
-    def take(self) -> Element:
+    def take(self) -> Kept:
         """Removes the first one."""
         return self._elements.popleft()
 
@@ -58,17 +78,17 @@ class ShuffledOrdering:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self._elements: list[Element] = []
+        self._elements: list[Kept] = []
         self._random = random.Random(seed)
 
     def __len__(self) -> int:
         return len(self._elements)
 
-    def put(self, element: Element) -> None:
+    def put(self, element: Kept) -> None:
         """Adds one."""
         self._elements.append(element)
 
-    def take(self) -> Element:
+    def take(self) -> Kept:
         """Removes a random one."""
         i = self._random.randrange(len(self._elements))
         self._elements[i], self._elements[-1] = self._elements[-1], self._elements[i]
@@ -87,6 +107,7 @@ class QueueResource(Resource):
         shapes: shape of each component, None where it may be any.
         ordering: which element goes next.
         min_after_dequeue: elements that stay behind while the queue is open (what a shuffle draws from).
+        ledger: where the bytes of elements are counted.
         pad: give smaller elements of one batch the size of the largest, filled with zeros, where a size is None.
     """
 
@@ -98,6 +119,7 @@ class QueueResource(Resource):
         shapes: Shapes,
         ordering: Ordering,
         *,
+        ledger: Ledger | None = None,
         min_after_dequeue: int = 0,
         pad: bool = False,
     ) -> None:
@@ -114,6 +136,7 @@ class QueueResource(Resource):
         self._ordering = ordering
         self._stay = min_after_dequeue
         self._pad = pad
+        self._ledger = ledger or Ledger()
         self._changed = threading.Condition()
         self._closed = False
         self._cancel_enqueues = False
@@ -132,7 +155,11 @@ class QueueResource(Resource):
             return self._closed
 
     def enqueue_many(
-        self, elements: Sequence[Element], cancelled: Cancellation, added: Callable[[], None] = lambda: None
+        self,
+        elements: Sequence[Element],
+        cancelled: Cancellation,
+        added: Callable[[], None] = lambda: None,
+        client: int = NOBODY,
     ) -> None:
         """Adds elements one after the other, waiting while the queue is full.
 
@@ -140,8 +167,10 @@ class QueueResource(Resource):
             elements: what to add.
             cancelled: ends the wait.
             added: called for each element that is in.
+            client: the session that adds them.
 
         Raises:
+            ResourceExhaustedError: too many bytes are kept for the session, or for all.
             InvalidArgumentError: an element has another dtype or shape than the queue; nothing was added.
             CancelledError: the queue was closed (before, or with pending enqueues), or the call was ended; elements
                 that were added before stay.
@@ -163,7 +192,10 @@ class QueueResource(Resource):
                     )
                     if self._stopped():
                         raise CancelledError(f"queue {self._name!r} was closed while an element waited to be added")
-                    self._ordering.put(element)
+                    count = nbytes(element) + _ELEMENT_BYTES
+                    self._ledger.check(client, count)
+                    self._ordering.put(Kept(element, client, count))
+                    self._ledger.charge(client, count)
                     added()
                     self._changed.notify_all()
             finally:
@@ -223,6 +255,8 @@ class QueueResource(Resource):
         """Ends everything that waits: the queue's container was cleared."""
         with self._changed:
             self._closed = self._cancel_enqueues = self._cleared = True
+            while len(self._ordering):
+                self._release(self._ordering.take())
             self._changed.notify_all()
 
     def _stopped(self) -> bool:
@@ -231,7 +265,7 @@ class QueueResource(Resource):
     def _take(self, count: int, up_to: bool, cancelled: Cancellation) -> list[Element]:
         """Collects ``count`` elements as they come, so that a batch may be larger than the queue."""
         turn = object()
-        taken: list[Element] = []
+        taken: list[Kept] = []
         with self._changed:
             try:
                 self._takers.append(turn)
@@ -259,9 +293,14 @@ class QueueResource(Resource):
             finally:
                 self._takers.remove(turn)
                 self._changed.notify_all()
-        return taken
+        for kept in taken:
+            self._release(kept)
+        return [kept.element for kept in taken]
 
-    def _put_back(self, taken: list[Element]) -> None:
+    def _release(self, kept: Kept) -> None:
+        self._ledger.release(kept.owner, kept.nbytes)
+
+    def _put_back(self, taken: list[Kept]) -> None:
         if isinstance(self._ordering, FifoOrdering):
             self._ordering._elements.extendleft(reversed(taken))
             return
@@ -297,6 +336,7 @@ def make_queue(
     dtypes: Sequence[DType],
     shapes: Shapes,
     *,
+    ledger: Ledger | None = None,
     min_after_dequeue: int = 0,
     seed: int | None = None,
 ) -> QueueResource:
@@ -308,14 +348,15 @@ def make_queue(
         capacity: most elements; 0 or less for no limit.
         dtypes: dtype of each component.
         shapes: shape of each component.
+        ledger: where the bytes of elements are counted.
         min_after_dequeue: elements that stay behind in a shuffling queue while it is open.
         seed: of a shuffling queue.
     """
     bound = capacity if capacity > 0 else 2**62
     if kind == "shuffle":
         ordering = ShuffledOrdering(seed)
-        return QueueResource(name, bound, dtypes, shapes, ordering, min_after_dequeue=min_after_dequeue)
-    return QueueResource(name, bound, dtypes, shapes, FifoOrdering(), pad=kind == "padding")
+        return QueueResource(name, bound, dtypes, shapes, ordering, ledger=ledger, min_after_dequeue=min_after_dequeue)
+    return QueueResource(name, bound, dtypes, shapes, FifoOrdering(), ledger=ledger, pad=kind == "padding")
 
 
 def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:

@@ -62,7 +62,8 @@ def _queue(context: Context, attrs: Attrs) -> QueueResource:
         shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
         dtypes = [canonical_dtype(t) for t in d["dtypes"]]
         stay, seed = int(d.get("min_after_dequeue", 0)), d.get("seed")
-        return make_queue(d["kind"], d["name"], d["capacity"], dtypes, shapes, min_after_dequeue=stay, seed=seed)
+        options = {"ledger": context.store.ledger, "min_after_dequeue": stay, "seed": seed}
+        return make_queue(d["kind"], d["name"], d["capacity"], dtypes, shapes, **options)
 
     return named(context, attrs, QueueResource, make)
 
@@ -75,7 +76,7 @@ def _open_queue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequ
 
 @kernel("queue/enqueue")
 def _enqueue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    _queue(context, attrs).enqueue_many([tuple(_owned(i) for i in inputs)], context.cancelled)
+    _queue(context, attrs).enqueue_many([tuple(_owned(i) for i in inputs)], context.cancelled, client=context.client)
     return []
 
 
@@ -94,7 +95,7 @@ def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Se
     def count() -> None:
         memory[key] = memory.get(key, 0) + 1
 
-    _queue(context, attrs).enqueue_many(elements[added:], context.cancelled, count)
+    _queue(context, attrs).enqueue_many(elements[added:], context.cancelled, count, context.client)
     return []
 
 

@@ -21,6 +21,7 @@ from runtime.errors import (
 )
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
+from runtime.state.ledger import Ledger
 from runtime.state.run_record import RunRecord
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -164,6 +165,8 @@ class Store:
         self._slots: dict[Key, Slot] = {}
         self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
         self._resources: dict[Key, Resource] = {}
+        self.ledger = Ledger()
+        """The bytes that the task keeps for each session; a worker sets that of its limits."""
 
     def slot(self, container: str, name: str) -> Slot:
         """The slot of a variable, made empty if it is not there."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from runtime.errors import InvalidArgumentError
 from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall, VariableOutput
 from runtime.tensor_spec import TensorSpec
+
+NAME: Final = 1 << 10
+"""Characters of a name: of an operation, a variable, a container."""
 
 
 def check_call(call: StageCall, task: str) -> None:
@@ -20,6 +24,7 @@ def check_call(call: StageCall, task: str) -> None:
     """
     stage = call.stage
     try:
+        _check_names(stage)
         _check_variables(stage)
         available = len(call.inputs)
         if stage.inputs is not None:
@@ -43,6 +48,13 @@ def check_call(call: StageCall, task: str) -> None:
         raise InvalidArgumentError(
             f"the stage of [{names}] does not fit together: {error.message}", task=task
         ) from None
+
+
+def _check_names(stage: Stage) -> None:
+    names = [*stage.operations, *(host.op for host in stage.host)]
+    names += [name for variable in stage.variables for name in (variable.container, variable.name)]
+    if (longest := max(map(len, names), default=0)) > NAME:
+        raise InvalidArgumentError(f"a name of {longest:,} characters, {NAME:,} are allowed")
 
 
 def _check_variables(stage: Stage) -> None:

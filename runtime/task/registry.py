@@ -11,13 +11,10 @@ from typing import Any, NamedTuple
 from runtime.errors import AbortedError, NotFoundError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.plan.plan import Program, ProgramIdentity, StageCall, VariableOutput
+from runtime.state.ledger import NOBODY, Ledger
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.transport.codec import Layout
-
-NOBODY = 0
-"""The session of a caller who holds on to the registered call itself."""
-
 
 Inherited = Any
 """A call as an earlier process of the task has described it; only the function that revives it reads it."""
@@ -46,8 +43,12 @@ class Registration(NamedTuple):
 class RegisteredCall:
     """A stage call as a task keeps it: prepared, with its layouts."""
 
-    def __init__(self, call: StageCall, prepared: PreparedStage, registration: Registration) -> None:
+    def __init__(self, call: StageCall, prepared: PreparedStage, registration: Registration, nbytes: int = 0) -> None:
         self.call = call
+        self.nbytes = nbytes
+        """Bytes of the call and its program as messages."""
+        self.owner = NOBODY
+        """The session that registered the call first, for which its bytes are counted."""
         self.handle = 0
         self.registration = registration
         self.writes = dict(registration.writes)
@@ -79,9 +80,10 @@ class Registry:
         limits: how many calls are kept for a session and without one, and for how many sessions.
     """
 
-    def __init__(self, task: str, limits: Limits | None = None) -> None:
+    def __init__(self, task: str, limits: Limits | None = None, ledger: Ledger | None = None) -> None:
         self._task = task
         self._limits = limits = limits or Limits()
+        self._ledger = ledger or Ledger(limits, task)
         self._limit = limits.spare_stages
         self.connected: Callable[[int], bool] = lambda session: False
         """Tells whether a session has a connection now; a server sets it."""
@@ -217,6 +219,9 @@ class Registry:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
                 known = self._by_registration[call.registration] = self._calls[call.handle] = call
+                if not handle:
+                    call.owner = session
+                    self._ledger.charge(session, call.nbytes)
             if handle:  # it is held, or spare, already
                 self._inherited.pop(handle, None)
                 self._calls[handle] = known
@@ -303,9 +308,10 @@ class Registry:
             self._spare[handle] = None
 
     def _trim(self) -> None:
-        while len(self._spare) > self._limit:
+        while len(self._spare) > self._limit or self._ledger.of(NOBODY) > self._limits.client_bytes and self._spare:
             handle, _ = self._spare.popitem(last=False)
             self._inherited.pop(handle, None)
             call = self._calls.pop(handle, None)
             if call is not None and call.handle == handle:
                 del self._by_registration[call.registration]
+                self._ledger.release(call.owner, call.nbytes)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.errors import AbortedError, NotFoundError
-from runtime.limits import Limits
 from runtime.observe.trace import nbytes
 from runtime.plan.plan import Hold
+from runtime.state.ledger import Ledger
 from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
@@ -36,15 +36,13 @@ class Rendezvous:
     """The held tensors of one task. Thread safe.
 
     Args:
-        limits: how many bytes may be held, for one session and for all.
+        ledger: where what is held for a session is counted.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._lock = threading.Lock()
         self._entries: dict[RendezvousKey, _Held] = {}
-        self._bytes = 0
-        self._bytes_of: dict[int, int] = {}
         self.resumed = False
         """Whether the task goes on from its backup: what it held before is lost."""
 
@@ -55,36 +53,13 @@ class Rendezvous:
             if key in self._entries:
                 self._forget(key)
             self._entries[key] = _Held(value, hold.times, hold.by, now, size)
-            self._bytes += size
-            self._bytes_of[key[0]] = self._bytes_of.get(key[0], 0) + size
+            self._ledger.charge(key[0], size)
             oldest = next(iter(self._entries))
             if now - self._entries[oldest].since > KEEP_SECS:
                 self._forget(oldest)
 
-    def check_room(self, session: int) -> None:
-        """Before a stage runs whose outputs are to be held.
-
-        Args:
-            session: for whom.
-
-        Raises:
-            ResourceExhaustedError: too much is held now, for this session or for all.
-        """
-        limits, its = self._limits, self._bytes_of.get(session, 0)
-        if its > limits.client_bytes:
-            raise limits.exceeded("client_bytes", f"{its} bytes of tensors are held here for this session")
-        if self._bytes > limits.task_bytes:
-            what = f"{self._bytes} bytes of tensors are held here for other tasks that have not fetched them"
-            raise limits.exceeded("task_bytes", what)
-
     def _forget(self, key: RendezvousKey) -> None:
-        size = self._entries.pop(key).nbytes
-        self._bytes -= size
-        left = self._bytes_of[key[0]] - size
-        if left:
-            self._bytes_of[key[0]] = left
-        else:
-            del self._bytes_of[key[0]]
+        self._ledger.release(key[0], self._entries.pop(key).nbytes)
 
     def take(self, key: RendezvousKey, check: Callable[[frozenset[str]], None] = lambda by: None) -> AnyArray:
         """The value that was put under ``key``.

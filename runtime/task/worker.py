@@ -34,12 +34,13 @@ from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.interrupts import uninterrupted
+from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.program_watch import ProgramWatch, WatchedProgram
-from runtime.task.registry import NOBODY, RegisteredCall, Registration, Registry
+from runtime.task.registry import RegisteredCall, Registration, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
@@ -107,14 +108,15 @@ class Worker:
         self.devices = local_devices(job, index)
         self.store = Store()
         self.store.run.limits = limits
-        self.rendezvous = Rendezvous(limits)
+        self.ledger = self.store.ledger = Ledger(limits, self.task)
+        self.rendezvous = Rendezvous(self.ledger)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
         self.program_watch = ProgramWatch(self.task, limits)
         self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
-        self.registry = Registry(self.task, limits)
+        self.registry = Registry(self.task, limits, self.ledger)
         self.checkpoint_participant = CheckpointParticipant(
             self.store, self.task, self.gate, by_name, limits, lambda session: self.registry.connected(session)
         )
@@ -243,13 +245,16 @@ class Worker:
             return found
         if not handle:
             self.registry.check_room(session)
+            self.ledger.check(session, len(described))
         check_call(call, self.task)
         prepared = self.executor.prepare(call.stage, generation)
         if foreign and program is not None:
             sender = " ".join(rpc.caller().names)
             prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
             self.program_watch.begin()
-        registered = RegisteredCall(call, prepared, registration)
+        registered = RegisteredCall(
+            call, prepared, registration, len(described) + (0 if program is None else len(program.blob))
+        )
         if traced:
             registered.prepared = TracedStage(prepared, call, self.tracer, registration.over_wire)
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
@@ -290,7 +295,7 @@ class Worker:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
         if call.holds:
-            self.rendezvous.check_room(session)
+            self.ledger.check(session)
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())
@@ -390,6 +395,7 @@ class Worker:
         if goodbye and self.primary is not None:
             self.primary.forget(session)
         self.counters.forget(session)
+        self.ledger.end(session)
         self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
 
     def cancel(self, session: int, reason: str) -> None:

@@ -18,7 +18,9 @@ from runtime.plan.plan import Hold
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
+from runtime.state.ledger import NOBODY
 from runtime.transport import frames, rpc
+from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
 from tests.runtime.transport import kit as transport_kit
@@ -197,7 +199,7 @@ def _takes(server: rt.Server, handle: int) -> int:
 
 @pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
 def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=1500")
+    monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
     with kit.servers(sockets=True, ps=2, worker=1) as made:
         with rt.Graph().as_default() as graph, rt.Session(made[kit.TARGET].target, graph) as sess:
             x = rt.placeholder(np.float32, [100], name="x")
@@ -208,19 +210,70 @@ def test_what_is_held_for_others_has_a_limit(limit: str, monkeypatch: pytest.Mon
             fed = {x: np.ones(100, np.float32)}
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
             held = made["/job:ps/task:0"].worker.rendezvous
-            assert len(held) == 0 and held._bytes == 0 and not held._bytes_of
+            ledger = made["/job:ps/task:0"].worker.ledger
+            before = ledger._total
+            assert len(held) == 0
             for step in range(3):  # of a session that never fetches them
-                held.put((9, step, 0), np.ones(100, np.float32), Hold(1))
+                held.put((9, step, 0), np.ones(40_000, np.float32), Hold(1))
             if limit == "task_bytes":
-                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*the limit task_bytes is 1500"):
+                with pytest.raises(rt.ResourceExhaustedError, match=r"bytes are kept .*the limit task_bytes is"):
                     sess.run(used_there, fed)
             else:  # the others are not harmed
                 assert sess.run(used_there, fed).tolist() == [3.0] * 100
-                with pytest.raises(rt.ResourceExhaustedError, match=r"1968 bytes.*limit client_bytes is 1500"):
-                    held.check_room(9)
+                with pytest.raises(rt.ResourceExhaustedError, match=r"480768 bytes.*limit client_bytes is"):
+                    ledger.check(9)
             held.drop_session(9)
             assert sess.run(used_there, fed).tolist() == [3.0] * 100
-            assert len(held) == 0 and held._bytes == 0 and not held._bytes_of
+            assert len(held) == 0 and ledger.of(9) == 0 and ledger._total == before
+
+
+@pytest.mark.parametrize("limit", ["task_bytes", "client_bytes"])
+def test_elements_of_queues_are_counted_in_bytes(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue kept 1.3 GB beside a limit of 200 MB, and its client had left."""
+    monkeypatch.setenv("BELLWETHER_LIMITS", f"{limit}=400000")
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            queue = rt.FIFOQueue(100, [np.float32], [[10_000]])
+        add, take = queue.enqueue(np.ones(10_000, np.float32)), queue.dequeue()
+        ledger = made["/job:ps/task:0"].worker.ledger
+        with rt.Session(made[kit.TARGET].target, graph) as sess:
+            with pytest.raises(rt.ResourceExhaustedError, match=f"the limit {limit} is 400000"):
+                for _ in range(11):
+                    sess.run(add)
+            kept = ledger._total
+            assert 300_000 < kept <= 400_000
+            for _ in range(5):
+                sess.run(take)
+            assert ledger._total < kept - 5 * 40_000 + 20_000
+            sess.run(add)
+        with rt.Session(made[kit.TARGET].target, graph) as other:  # what was left is nobody's, and can be taken
+            while int(other.run(queue.size())):
+                other.run(take)
+        until(lambda: ledger._total < 40_000)
+
+
+def test_what_a_session_has_registered_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations with names of 59 MB were kept for who had left."""
+    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=10000")
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        ledger = made["/job:ps/task:0"].worker.ledger
+        with rt.device("/job:ps/task:0"):
+            x = rt.placeholder(np.float32, [1000])
+            steps = [x[n:] for n in range(40)]
+        with rt.Session(made[kit.TARGET].target, graph) as sess:
+            with pytest.raises(rt.ResourceExhaustedError, match="the limit client_bytes is 10000"):
+                for step in steps:
+                    sess.run(step, {x: np.ones(1000, np.float32)})
+        until(lambda: ledger.of(NOBODY) == ledger._total <= 11_000)
+        with rt.Session(made[kit.TARGET].target, graph) as other:
+            assert other.run(x + 1, {x: np.ones(1000, np.float32)}).tolist() == [2.0] * 1000
+
+
+def test_names_are_short() -> None:
+    with rt.Graph().as_default() as graph, rt.Session("", graph) as sess:
+        value = rt.Variable(1.0, name="n" * 2000)
+        with pytest.raises(rt.InvalidArgumentError, match="a name of 2,0.. characters, 1,024 are allowed"):
+            sess.run(value.initializer)
 
 
 def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,71 @@
+"""The ledger of a task: the bytes that the task keeps for each session.
+
+The rendezvous, the queues and the registry charge what a session leaves with them. What is taken or dropped is
+released.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from runtime.limits import Limits
+
+NOBODY = 0
+"""The owner of what sessions that have ended have left: elements of queues, stages for the next session."""
+
+
+class Ledger:
+    """The bytes kept on a task, by session. Thread safe.
+
+    Args:
+        limits: The limits ``client_bytes`` and ``task_bytes``.
+        task: The task's name, for errors.
+    """
+
+    def __init__(self, limits: Limits | None = None, task: str = "") -> None:
+        self._limits = limits or Limits()
+        self._task = task
+        self._lock = threading.Lock()
+        self._bytes: dict[int, int] = {}
+        self._total = 0
+
+    def of(self, session: int) -> int:
+        """Returns the bytes that are kept for a session."""
+        return self._bytes.get(session, 0)
+
+    def check(self, session: int, more: int = 0) -> None:
+        """Checks that so many bytes more may be kept for a session.
+
+        Raises:
+            ResourceExhaustedError: More than a limit would be kept, for the session or for all.
+        """
+        its, limits = self.of(session) + more, self._limits
+        if session != NOBODY and its > limits.client_bytes:
+            what = f"{its} bytes of tensors, elements and stages are kept here for this session"
+            raise limits.exceeded("client_bytes", what, self._task)
+        if (total := self._total + more) > limits.task_bytes:
+            raise limits.exceeded("task_bytes", f"{total} bytes are kept here for all sessions", self._task)
+
+    def charge(self, session: int, count: int) -> None:
+        """Counts bytes that are kept for a session from now on."""
+        with self._lock:
+            self._total += count
+            self._bytes[session] = self._bytes.get(session, 0) + count
+
+    def release(self, session: int, count: int) -> None:
+        """Counts bytes of a session that are kept no longer, also of a session that has ended."""
+        with self._lock:
+            self._total -= count
+            owner = session if self._bytes.get(session, 0) >= count else NOBODY
+            left = self._bytes.get(owner, 0) - count
+            if left:
+                self._bytes[owner] = left
+            else:
+                self._bytes.pop(owner, None)
+
+    def end(self, session: int) -> None:
+        """Counts as nobody's what a session that ends leaves behind."""
+        with self._lock:
+            left = self._bytes.pop(session, 0)
+            if left:
+                self._bytes[NOBODY] = self._bytes.get(NOBODY, 0) + left
