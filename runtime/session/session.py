@@ -315,7 +315,12 @@ class Session:
         same = set(own.all) == set(others.all) and own.target == others.target and own.home == others.home
         if same and own.soft == others.soft and self.graph is other.graph:
             with other._lock:
-                self._taken = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
+                self._take(other)
+                self._splits = OrderedDict(other._splits)  # their substeps are the keys of plans
+
+    def _take(self, other: Session) -> None:
+        plans = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
+        self._taken = dict(list(plans.items())[-MAX_PLANS:])
 
     def _element(self, leaf: object) -> Tensor | Operation:
         if leaf is None:
@@ -395,7 +400,7 @@ class Session:
         """
         if self._engine.adopt_generations(generations):
             with self._lock:
-                self._taken |= {key: prepared.plan for key, prepared in self._plans.items()}
+                self._take(self)
                 self._plans.clear()
 
     def list_devices(self) -> list[Device]:

@@ -50,11 +50,12 @@ def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class _HeldBack:
-    __slots__ = ("_handlers", "_came")
+    __slots__ = ("_handlers", "_came", "_over")
 
     def __init__(self) -> None:
         self._handlers: dict[int, _Handler] = {}
         self._came: dict[int, FrameType | None] = {}
+        self._over = False
 
     def __enter__(self) -> None:
         global _held_back
@@ -70,7 +71,11 @@ class _HeldBack:
         _held_back = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came[number] = frame
+        if self._over:  # two other signals have kept `_give_back` from giving this one back
+            _signal.signal(number, self._handlers[number])
+            self._handlers[number](number, frame)
+        else:
+            self._came[number] = frame
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         global _held_back
@@ -78,6 +83,7 @@ class _HeldBack:
         self._give_back()
 
     def _give_back(self) -> None:
+        self._over = True
         try:
             for number, handler in self._handlers.items():
                 _signal.signal(number, handler)

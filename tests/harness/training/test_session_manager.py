@@ -1,10 +1,12 @@
 """The session manager by itself: the order of initialising, what is not ready, and the run records under it."""
 
+import contextlib
 import pathlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import harness
@@ -265,6 +267,31 @@ def test_a_new_session_takes_over_plans(target: str, monkeypatch: pytest.MonkeyP
         elsewhere.run(v.initializer)
         assert elsewhere.run(product, {x: [1.0, 2.0]}) == 3.0
         assert len(planned) == before + 2
+
+
+def test_plans_of_steps_with_python_calls_are_taken_over(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that follow each other plan such a step once, and what they take over does not grow."""
+    planned: list[Any] = []
+
+    def counted(fetches: Any, *args: Any) -> Any:
+        planned.append(fetches)
+        return make_plan(fetches, *args)
+
+    monkeypatch.setattr("runtime.session.session.make_plan", counted)
+    add = rt.lowlevel.python_call(
+        lambda _, arrays: [arrays[0] + 1], [rt.constant(np.ones(3, np.float32))], [((3,), np.float32)], name="add"
+    )
+    total = rt.numpy.sum(add.outputs[0])
+    with contextlib.ExitStack() as stack:
+        before = stack.enter_context(rt.Session(target))
+        assert before.run(total) == 6.0
+        count = len(planned)
+        for _ in range(3):
+            session = stack.enter_context(rt.Session(target))
+            session.take_plans(before)
+            assert session.run(total) == 6.0
+            assert len(planned) == count and not session._taken
+            before = session
 
 
 def test_a_worker_does_not_wait_for_its_own_copy_that_no_chief_initialises() -> None:

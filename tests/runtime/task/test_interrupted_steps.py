@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
+from runtime.state import interrupts
 from runtime.state.interrupts import uninterrupted
 from runtime.state.store import Store
 from runtime.task.worker import Worker
@@ -130,3 +131,32 @@ def test_each_signal_that_was_held_back_has_its_effect() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_two_signals_at_once_leave_no_handler_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals that come while handlers are given back keep no later signal from its effect."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    change, given_back = interrupts._signal.signal, []
+
+    def interrupted(number: int, handler: Any) -> Any:
+        result = change(number, handler)
+        if number == signal.SIGINT and handler is signal.default_int_handler:
+            given_back.append(number)
+            raise KeyboardInterrupt  # by the handler that was just given back
+        return result
+
+    @uninterrupted
+    def call() -> None:
+        monkeypatch.setattr(interrupts._signal, "signal", interrupted)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        monkeypatch.undo()
+        assert len(given_back) == 2
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
