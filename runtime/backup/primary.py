@@ -157,10 +157,12 @@ class Primary:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; what is not in the backup yet is sent if that takes no time. Does nothing the second time."""
+        """Ends it; what is not in the backup yet is sent if that takes no time."""
         with self._lock:
+            self._urgent += 1
+            self._work.notify()
             if self._thread.is_alive():
-                self._hurry(lambda: self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS))
+                self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS)
             self._closed = True
             for condition in (self._work, self._arrived, self._resumed, self._drained):
                 condition.notify_all()
@@ -179,7 +181,7 @@ class Primary:
                 reply waits until the backup has all of it, whatever the lag.
 
         Raises:
-            AbortedError, UnavailableError: as ``settle``. An update raises no UnavailableError.
+            AbortedError, UnavailableError: as ``_wait_for``. An update raises no UnavailableError.
         """
         if not gated:
             reply = run()
@@ -212,7 +214,7 @@ class Primary:
     def _wait_for(self, version: int, patience_secs: float | None = None) -> None:
         """Waits, holding the lock, until the backup has a version; a lost holder holds nobody up.
 
-        This is the one wait of updates and orders: what the task answers is in the backup by then.
+        This is the one wait of updates and orders.
 
         Args:
             version: the version.
@@ -226,9 +228,8 @@ class Primary:
             began = time.monotonic()
             while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
                 if patience_secs is not None and time.monotonic() - self._moved_at >= patience_secs:
-                    raise UnavailableError(
-                        f"its backup at {self.holder} has not got this for {patience_secs:g} s", task=self.task
-                    )
+                    what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
+                    raise UnavailableError(what, task=self.task)
             self._waited_secs += time.monotonic() - began
         if self._replaced:
             raise AbortedError("another process has taken the place of this one", task=self.task)
@@ -247,26 +248,14 @@ class Primary:
         return max(1, self.lag // 2)
 
     def settle(self, patience_secs: float = SETTLE_SECS) -> None:
-        """Waits until the backup has everything so far, unless its holder is lost.
-
-        Args:
-            patience_secs: time without an answer of the holder after which the wait has failed.
-
-        Raises:
-            AbortedError: another process has taken the place of this one.
-            UnavailableError: the backup has not got everything in time.
-        """
+        """Waits until the backup has everything so far; arguments and errors as of ``_wait_for``."""
         with self._lock:
-            self._hurry(lambda: self._wait_for(self._version, patience_secs))
-
-    def _hurry(self, wait: Callable[[], object]) -> None:
-        """Has everything sent at once while ``wait`` runs, which holds the lock."""
-        self._urgent += 1
-        self._work.notify()
-        try:
-            wait()
-        finally:
-            self._urgent -= 1
+            self._urgent += 1
+            self._work.notify()
+            try:
+                self._wait_for(self._version, patience_secs)
+            finally:
+                self._urgent -= 1
 
     def forget(self, client: int) -> None:
         """A client has said goodbye: it will repeat nothing."""

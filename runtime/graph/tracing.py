@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -103,32 +104,15 @@ def infer(
     failed: list[Exception] = []
     found: list[object] = []
     for rank in range(5) if any(shape is None for shape, _ in inputs) else range(1):
-        ranked = [((None,) * rank if shape is None else shape, dtype) for shape, dtype in inputs]
-
-        def run(sizes: _Sizes, ranked: Sequence[tuple[Shape, DType]] = ranked) -> list[object]:
-            """Returns the result with sizes in the places of unknown dimensions; nothing if JAX refuses them."""
-            avals = [
-                aval([sizes[i, axis] if d is None else d for axis, d in enumerate(shape)], dtype)
-                for i, (shape, dtype) in enumerate(ranked)
-            ]
-            token = _guessing.set(bool(sizes))
-            try:
-                with jax.enable_x64(wide), misuse.traced(what):
-                    return [jax.eval_shape(fn, *avals)]
-            except Exception as error:
-                failed.append(error)
-                return []
-            finally:
-                _guessing.reset(token)
-
-        found += _results([shape for shape, _ in ranked], run, failed)
+        shapes = [(None,) * rank if shape is None else shape for shape, _ in inputs]
+        run = _Run(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed)
+        found += _results(shapes, run)
     if not found:
         if isinstance(failed[0], misuse.TensorInsideError):
             raise failed[0]
-        shapes = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
-        raise InvalidArgumentError(f"{what}({shapes}): {type(failed[0]).__name__}: {one_line(failed[0])}") from failed[
-            0
-        ]
+        told = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
+        text = f"{what}({told}): {type(failed[0]).__name__}: {one_line(failed[0])}"
+        raise InvalidArgumentError(text) from failed[0]
     found = [result for result in found if _same_structure(result, found[0])]
     leaves, tree = jax.tree.flatten(found[0])
     versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
@@ -146,47 +130,58 @@ _Place = tuple[int, int]
 _Sizes = Mapping[_Place, Any]
 
 
-def _results(shapes: Sequence[Shape], run: Callable[[_Sizes], list[object]], failed: list[Exception]) -> list[object]:
+@dataclass(frozen=True)
+class _Run:
+    """A function that is traced with sizes in the places of its unknown dimensions; keeps the errors."""
+
+    fn: Callable[..., object]
+    what: str
+    wide: bool
+    shapes: Sequence[Shape]
+    dtypes: Sequence[DType]
+    failed: list[Exception]
+
+    def __call__(self, sizes: _Sizes) -> list[object]:
+        """Returns the result; nothing if JAX refuses these sizes."""
+        avals = [
+            aval([sizes[i, axis] if d is None else d for axis, d in enumerate(shape)], dtype)
+            for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
+        ]
+        token = _guessing.set(bool(sizes))
+        try:
+            with jax.enable_x64(self.wide), misuse.traced(self.what):
+                return [jax.eval_shape(self.fn, *avals)]
+        except Exception as error:
+            self.failed.append(error)
+            return []
+        finally:
+            _guessing.reset(token)
+
+
+def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
     """Traces a function with different sizes for its unknown dimensions.
 
     A dimension of a result is static if it is the same number in all of them. So each unknown dimension is a symbol of
     its own (shape polymorphism of ``jax.export``). Where the function accepts no symbols, as it needs a number
     (``len(x)``), or has to know which of two is larger, numbers stand for them in every order.
-
-    Args:
-        shapes: of the inputs.
-        run: traces; returns one result, or none.
-        failed: the errors of ``run`` so far.
     """
     places = [(i, axis) for i, shape in enumerate(shapes) for axis, d in enumerate(shape) if d is None]
     if not places:
         return run({})
     found = run(dict.fromkeys(places, _SIZE))
-    errors = len(failed)
+    errors = len(run.failed)
     symbolic = _with_symbols(places, run)
-    unknown = any(isinstance(error, jax.errors.InconclusiveDimensionOperation) for error in failed[errors:])
-    del failed[errors:]  # an error of the program speaks of numbers
-    if symbolic and not unknown:
+    undecided = any(isinstance(error, jax.errors.InconclusiveDimensionOperation) for error in run.failed[errors:])
+    del run.failed[errors:]  # an error that the program sees speaks of numbers
+    if symbolic and not undecided:
         return found + symbolic
-    found += [result for size in (_OTHER_SIZE, _SMALLEST) for result in run(dict.fromkeys(places, size))]
-    if len(places) > 1:
-        falling = [_OTHER_SIZE >> min(n, 3) for n in range(len(places))]
-        for sizes in (falling, falling[::-1]):
-            found += run(dict(zip(places, sizes, strict=True)))
-    inputs = dict.fromkeys(i for i, _ in places)
-    for own in inputs if len(inputs) > 2 else ():  # the others may have to be equal
-        for size, others in ((_SIZE, _OTHER_SIZE), (_OTHER_SIZE, _SIZE)):
-            found += run({place: size if place[0] == own else others for place in places})
+    for sizes in _orders(places):
+        found += run(sizes)
     known = dict.fromkeys(d for shape in shapes for d in shape if d is not None and d > 1)
-    if not found:  # a size that must agree with a known one (``[None] + [3]``), or be a multiple of another
-        found = [result for size in known for result in run(dict.fromkeys(places, size))]
-        for size in () if found or len(places) == 1 else known:
-            for larger, base in itertools.product((places[0], places[-1]), _RATIO_BASES):
-                found += run({**dict.fromkeys(places, base), larger: base * size})
-    return found or run(dict(zip(places, _symbols(len(places), _FAR), strict=True)))
+    return found or _fitting(places, known, run)
 
 
-def _with_symbols(places: Sequence[_Place], run: Callable[[_Sizes], list[object]]) -> list[object]:
+def _with_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
     """Traces with a symbol for each unknown dimension; where some must be equal, with one for each axis, or for all."""
     distinct = dict(zip(places, _symbols(len(places)), strict=True))
     if (found := run(distinct)) or len(places) == 1:
@@ -195,10 +190,33 @@ def _with_symbols(places: Sequence[_Place], run: Callable[[_Sizes], list[object]
     found = run(of_axis)
     if not found:
         return run(dict.fromkeys(places, distinct[places[0]]))
-    inputs = dict.fromkeys(i for i, _ in places)
-    for own in inputs if len(inputs) > 2 else ():
+    for own in _several_inputs(places):
         found += run({place: distinct[place] if place[0] == own else of_axis[place] for place in places})
     return found
+
+
+def _orders(places: Sequence[_Place]) -> Iterator[_Sizes]:
+    """Yields numbers for unknown dimensions: equal ones, then falling, rising, and with one input that differs."""
+    yield from (dict.fromkeys(places, size) for size in (_OTHER_SIZE, _SMALLEST))
+    falling = [_OTHER_SIZE >> min(n, 3) for n in range(len(places))]
+    for sizes in (falling, falling[::-1]) if len(places) > 1 else ():
+        yield dict(zip(places, sizes, strict=True))
+    for own, (size, others) in itertools.product(_several_inputs(places), itertools.permutations((_SIZE, _OTHER_SIZE))):
+        yield {place: size if place[0] == own else others for place in places}
+
+
+def _several_inputs(places: Sequence[_Place]) -> Sequence[int]:
+    """Returns the inputs with unknown dimensions if there are more than two: one may differ where two must be equal."""
+    inputs = list(dict.fromkeys(i for i, _ in places))
+    return inputs if len(inputs) > 2 else []
+
+
+def _fitting(places: Sequence[_Place], known: Iterable[int], run: _Run) -> list[object]:
+    """Traces with sizes that equal a known one (``[None] + [3]``), are multiples of others, or are very large."""
+    found = [result for size in known for result in run(dict.fromkeys(places, size))]
+    for size, larger, base in [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES):
+        found += run({**dict.fromkeys(places, base), larger: base * size})
+    return found or run(dict(zip(places, _symbols(len(places), _FAR), strict=True)))
 
 
 @functools.cache

@@ -93,7 +93,6 @@ class MasterSession:
         self._lock = threading.Lock()
         self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
         self.tasks: dict[str, Task] = {}
-        # From here on an interrupted caller leaves nothing: a session that nobody refers to is ended.
         self._end = functools.partial(_end_session, self.id, self.tasks, worker, self._home)
         self._when_dropped = when_dropped(self, self._end)
         self.tasks |= join(
@@ -358,11 +357,6 @@ class MasterSession:
         low, high = number & 0xFFFFFFFF, number >> 32
         return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
     def _check_open(self) -> None:
         self._home.check()
         if self._closed:
@@ -371,8 +365,8 @@ class MasterSession:
     def close(self) -> None:
         """Ends the session: what still runs for it is cancelled. Never waits for a dead task.
 
-        With ``prefetch`` the last push is given time to be answered by a task that is not silent. In a forked child of
-        the process that made the session this does nothing.
+        With ``prefetch`` the last push is given time to be answered by a task that is not silent. Does nothing in a
+        forked child of the process that made the session.
         """
         if self._home.was_left:
             return
