@@ -47,12 +47,10 @@ class Step:
     """A finished checkpoint on disk.
 
     Attributes:
-        directory: of the CheckpointManager.
         number: the step.
         path: its own directory; below ``replaced`` when a chief died while it saved the same step again.
     """
 
-    directory: str
     number: int
     path: str
 
@@ -80,7 +78,7 @@ def steps_in(directory: str) -> list[Step]:
     for parent in (directory, str(epath.Path(directory) / REPLACED)):
         for child in children(parent):
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
-                found[int(child.name)] = Step(str(epath.Path(directory)), int(child.name), str(child))
+                found[int(child.name)] = Step(int(child.name), str(child))
         if not storage.is_local(directory):
             break  # nothing is moved there
     return [found[number] for number in sorted(found)]
@@ -426,7 +424,7 @@ def named(path: str) -> Step | None:
     path = str(path).rstrip("/")
     match = re.fullmatch(r"(.+)[-/](\d+)", path)
     if is_checkpoint(epath.Path(path)):
-        return Step(series_of(path), int(match[2]) if match else 0, str(epath.Path(path)))
+        return Step(int(match[2]) if match else 0, str(epath.Path(path)))
     steps = steps_in(match[1]) if match else []
     return next((step for step in steps if match and step.number == int(match[2])), None)
 

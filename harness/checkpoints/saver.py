@@ -253,23 +253,21 @@ class Saver:
 
     def wait(self) -> None:
         """Waits for the end of the save that is running, if there is one, well or not."""
-        running = self._running
-        if running is not None:
-            running.wait()
+        if self._running is not None:
+            self._running.wait()
 
     def check_for_errors(self) -> None:
         """Raises what made the last background save fail, if it failed."""
-        running = self._running
-        if running is not None and running.done():
-            running.result()
+        if self._running is not None and self._running.done():
+            self._running.result()
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
     def restore(self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True) -> None:
         """Gives the variables the values of a checkpoint, all at once on each task.
 
-        Every task reads what it needs, however many tasks wrote it. States that are ``harness.checkpointable`` stay as
-        they are: a model that begins with trained weights is another run. ``restore_latest`` sets them.
+        Every task reads what it needs, however many tasks wrote it. States that are ``harness.checkpointable`` stay:
+        a model that begins with trained weights is another run. ``restore_latest`` sets them.
 
         Args:
             sess: a session of the cluster.
@@ -335,8 +333,7 @@ class Saver:
         """Resumes from the newest checkpoint of a directory that is whole and holds the variables.
 
         A newer one that is damaged or lacks variables is named in an error that is logged. What the run itself has
-        saved counts before what other Savers have saved beside it. States of this process that are
-        ``harness.checkpointable`` are set too.
+        saved counts first. States of this process that are ``harness.checkpointable`` are set too.
 
             path = saver.restore_latest(sess, "logdir")
 
@@ -351,13 +348,13 @@ class Saver:
             DataLossError: there are checkpoints, and all are damaged: nothing is initialised silently.
             FailedPreconditionError: a task does not see the newest one, though this process does.
             UnavailableError, PermissionDeniedError: the directory cannot be looked into now, or may not be.
-            NotFoundError, InvalidArgumentError: none of them fits the graph; as ``restore``, of the newest.
+            NotFoundError, InvalidArgumentError: none fits the graph; as ``restore``.
         """
         sess = underlying(sess)
         step, refused = layout.newest_usable(str(checkpoint_dir), lambda step: self._restore(sess, step.path))
         if step is not None:
             manifest = read_manifest(step.path)
-            self._series = step.directory
+            self._series = layout.series_of(step.path)
             self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
             restore_states(step.path, sess.task, sess.target)
             return step.path
@@ -397,9 +394,8 @@ class Saver:
     @property
     def last_checkpoints(self) -> list[str]:
         """The checkpoints that are kept, oldest first: what the directory holds, also from runs before this one."""
-        if self._series is None:
-            return []
-        return [step.path for step, _ in layout.in_order(layout.steps_in(self._series))]
+        steps = [] if self._series is None else layout.steps_in(self._series)
+        return [step.path for step, _ in layout.in_order(steps)]
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
         """Tells of checkpoints of an earlier run; the directory tells as much once something is saved or restored."""

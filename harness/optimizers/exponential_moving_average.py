@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +43,10 @@ class ExponentialMovingAverage:
     """
 
     def __init__(self, decay: float = 0.999, *, warm_up: bool = True, name: str = "ema") -> None:
-        if not re.fullmatch("[a-z][a-z0-9_]*", name):
-            raise rt.InvalidArgumentError(f"the name of a moving average has a-z, 0-9 and _ only, not {name!r}")
+        if not (name.isidentifier() and name.islower()):
+            raise rt.InvalidArgumentError(
+                f"the name of a moving average has small letters, digits and _ only, not {name!r}"
+            )
         self._name = name
         self._state: type[EmaState] = type(f"{name}State", (EmaState,), {})
         if not 0 <= decay <= 1:

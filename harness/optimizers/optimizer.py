@@ -69,7 +69,8 @@ class Optimizer:
             raise rt.InvalidArgumentError(
                 "before_push keeps a state, which a worker loses when it restarts: use a stateless one"
             )
-        mixing = what_mixes(transformation, {k: _abstract(v) for k, v in self._extra_args.items()})
+        self._abstract_args = {name: _abstract(value) for name, value in self._extra_args.items()}
+        mixing = what_mixes(transformation, self._abstract_args)
         if mixing is not None:
             part, keeps_state = mixing
             raise rt.InvalidArgumentError(
@@ -269,8 +270,7 @@ class Optimizer:
         if variable.save_slice_info is None:
             return [False] * len(leaves)
         given = self._alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
-        extra = {name: _abstract(value) for name, value in self._extra_args.items()}
-        found = dependences(self._transformation, given, extra)
+        found = dependences(self._transformation, given, self._abstract_args)
         behind = [{0}] * len(leaves) if found is None else found[1]
         return [not of and not _is_key(leaf) for of, leaf in zip(behind, leaves, strict=True)]
 

@@ -243,7 +243,7 @@ class Evaluator:
         held = os.path.join(self._path(HELD), str(step))
         try:
             _link_tree(path, held)
-            gone = bool(layout.problems_of(layout.Step(os.path.dirname(held), step, held)))
+            gone = bool(layout.problems_of(layout.Step(step, held)))
         except FileNotFoundError:
             gone = True
         try:

@@ -308,7 +308,7 @@ class MasterSession:
                     if name in keepers:
                         found.states.states.update(given.of_done)
                     alive.update({f"{name} {key}": value for key, value in given.states.items()})
-                except UnavailableError:
+                except (UnavailableError, TimeoutError):
                     logging.debug("%s does not answer: its state does not go into the checkpoint", name)
                 except OpError as error:
                     logging.info("no state of %s goes into the checkpoint: %s", name, error)
@@ -329,8 +329,6 @@ class MasterSession:
             if isinstance(task, LocalTask):  # it calls functions of the user's here, which may never return
                 return in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
             return task.send_order(copy, timeout)
-        except TimeoutError:
-            raise UnavailableError(f"{name} does not tell its states", task=name) from None
         finally:
             if known is None and isinstance(task, RemoteTask):
                 task.close(self.id)

@@ -107,7 +107,7 @@ def test_two_averages_of_one_name_are_refused() -> None:
         optimizer, w, _ = averaged(slow.after(fast.after(optax.sgd(1.0))), np.float32(10))
         with pytest.raises(rt.InvalidArgumentError, match="two moving averages of one optimizer are called 'ema'"):
             fast.variables(optimizer, w)
-        with pytest.raises(rt.InvalidArgumentError, match="a-z, 0-9 and _ only, not 'My Average'"):
+        with pytest.raises(rt.InvalidArgumentError, match="small letters, digits and _ only, not 'My Average'"):
             harness.ExponentialMovingAverage(name="My Average")
 
 
