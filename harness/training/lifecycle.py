@@ -204,9 +204,7 @@ class Lifecycle:
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
-            if (
-                self.phase is RunPhase.ENDED or not self.coord.should_stop()
-            ):  # or another session has a watch of its own
+            if self.phase is RunPhase.ENDED or not self.coord.should_stop():  # or another session is watched
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
             if took > 0 and took >= limit and self.phase is RunPhase.TRAINING:
