@@ -162,14 +162,7 @@ class MonitoredSession:
         )
         self._session.directory_lock = own.manager().directory_lock if own is not None else None
         self._saw_stop = self._life.late
-        for hook in self._hooks:
-            if isinstance(hook, FollowsLeader):
-                hook.leads = self._life.leads
-            if isinstance(hook, CheckpointSaverHook):
-                self._life.save = hook.save_soon
-            if isinstance(hook, StopsEverybody):
-                hook.stop_everybody = self._life.stop_everybody
-                hook.checkpoint_dir = self._checkpoint_dir
+        self._equip_hooks()
         if not self._life.late:
             try:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
@@ -178,6 +171,17 @@ class MonitoredSession:
             except BaseException:  # nobody gets this session, so nobody will close it
                 self._abandon()
                 raise
+
+    def _equip_hooks(self) -> None:
+        """Gives hooks what they need of the run."""
+        for hook in self._hooks:
+            if isinstance(hook, FollowsLeader):
+                hook.leads = self._life.leads
+            if isinstance(hook, CheckpointSaverHook):
+                self._life.save = hook.save_soon
+            if isinstance(hook, StopsEverybody):
+                hook.stop_everybody = self._life.stop_everybody
+                hook.checkpoint_dir = self._checkpoint_dir
 
     def _abandon(self) -> None:
         """Ends the threads and the session, without what is done at the end of training."""
@@ -313,21 +317,25 @@ class MonitoredSession:
             run_metadata = rt.RunMetadata()
         merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
-        session = self.managed
-        session.note(merged, results)
-        # The step is applied: a task that is lost from here on is recovered, but the step is not run again.
+        self.managed.note(merged, results)
         given = results.get("hooks", {})
-        recoveries = Recoveries(session)
-        for number, hook in enumerate(self._hooks):
+        self._after_run(
+            context, [SessionRunValues(given.get(n), options, run_metadata) for n in range(len(self._hooks))]
+        )
+        return results["caller"]
+
+    def _after_run(self, context: SessionRunContext, values: Sequence[SessionRunValues]) -> None:
+        """Calls the hooks after a step. It is applied: a loss is recovered, but the step is not run again."""
+        recoveries = Recoveries(self.managed)
+        for hook, given in zip(self._hooks, values, strict=True):
             try:
-                hook.after_run(context, SessionRunValues(given.get(number), options, run_metadata))
+                hook.after_run(context, given)
             except Exception as error:
                 if not recoveries.cure(context.session, error):
                     raise
-                context.session = session.raw
+                context.session = self.raw
         if context.stop_requested:
             self._coord.request_stop()
-        return results["caller"]
 
     def should_stop(self) -> bool:
         """Whether training is to stop; true after the end."""

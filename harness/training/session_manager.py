@@ -314,9 +314,7 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
-                    if self._wait_for_rival(request, report):
-                        continue
-                    if self._wait_for_directory(request, report, started):
+                    if self._wait_for_rival(request, report) or self._wait_for_directory(request, report, started):
                         continue  # with what the other job has left
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
