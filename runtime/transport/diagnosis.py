@@ -31,7 +31,7 @@ _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0
 """How a client of HTTP/2 begins (RFC 9113, 3.4): a server answers it, or does not take the client."""
 _LOOKS: Final = 2
 NO_ROOM: Final = (
-    "it hangs up at once: it is just ending, or has as many connections as it may (--limit_rpc_connections, "
+    "it hangs up at once: it is just ending, or has as many connections as it may (--limit_connections, "
     f"Server(limits=), {VARIABLE})"
 )
 _STRANGER: Final = "what answers in its place has a certificate that is not for this server"
