@@ -101,7 +101,7 @@ def read_left(name: str) -> Token | None:
             with _open_file(directory / name) as file:
                 if not _is_abandoned(file.fileno()):
                     return Token(_read(file, str(directory / name)), str(directory / name))
-        except (OSError, PermissionDeniedError):
+        except (OSError, PermissionDeniedError, UnauthenticatedError):
             continue
     return None
 
@@ -115,15 +115,11 @@ def read(path: str) -> Token:
     try:
         with _open_file(Path(path)) as file:
             about, me = os.fstat(file.fileno()), os.geteuid()
-            if not stat.S_ISREG(about.st_mode):
-                raise UnauthenticatedError(f"{path} is no file with a token")
             if about.st_uid not in (me, 0) and me != 0:
                 raise UnauthenticatedError(f"{path} belongs to another user: make a copy of the token that is yours")
             if others_read(about):
                 raise UnauthenticatedError(f"others can read the token in {path}: chmod 600 it, and draw another one")
             return Token(_read(file, path), path)
-    except IsADirectoryError:
-        raise UnauthenticatedError(f"{path} is no file with a token") from None
     except FileNotFoundError:
         raise UnauthenticatedError(
             f"there is no {path}: give a directory with certificates, or a file with a token (a task that is started "
@@ -233,8 +229,10 @@ def _is_private(group: int) -> bool:
 
 
 def _open_file(path: Path) -> io.FileIO:
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+        raise UnauthenticatedError(f"{path} is no file with a token")
     # The object has the descriptor before Python runs another instruction, at which Ctrl-C could come between.
-    return io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    return io.FileIO(path)
 
 
 @contextlib.contextmanager
@@ -274,7 +272,10 @@ def _is_abandoned(fd: int) -> bool:
 
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"*{_OURS}*"):
-        with contextlib.suppress(OSError), _open_file(path) as file:  # gone with the system's own cleaning
+        with (
+            contextlib.suppress(OSError, UnauthenticatedError),
+            _open_file(path) as file,
+        ):  # gone with the system's own cleaning
             if _is_abandoned(file.fileno()):
                 path.unlink()
 
