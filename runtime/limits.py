@@ -106,12 +106,6 @@ class Limits:
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
     )
-    client_program_secs: float = _limit(
-        48.0,
-        _PROGRAMS,
-        "Seconds of a minute in which long programs of one session may run while other sessions run theirs.",
-        most=60.0,
-    )
     participants: int = _limit(4096, _RUN, "Tasks in the run record.")
     checkpoint_jobs: int = _limit(16, _RUN, "Saves and restores under way.")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from runtime.errors import InvalidArgumentError
+from runtime.errors import InvalidArgumentError, ResourceExhaustedError
 from runtime.graph.op_kinds import VariableSpec
 from runtime.limits import Limits
 from runtime.plan.place import Device
@@ -27,9 +27,22 @@ from runtime.proto import stage_pb2 as pb
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 from runtime.transport.codec import decode_dynamic, encode_dynamic
 
+MOST_BYTES: Final = (2 << 30) - (1 << 20)
+"""Bytes of the tensors of one message: protobuf takes 2 GiB with what else is in it."""
+
 
 def pack(arrays: Sequence[Array]) -> bytes:
-    """Arrays in the dynamic encoding, as one piece for a message field."""
+    """Returns arrays in the dynamic encoding, as one piece for a message field.
+
+    Raises:
+        ResourceExhaustedError: They are larger than a message of gRPC can be; seen before anything is copied.
+    """
+    nbytes = sum(array.nbytes for array in arrays)
+    if nbytes > MOST_BYTES:
+        raise ResourceExhaustedError(
+            f"{nbytes:,} bytes of tensors in one message, {MOST_BYTES:,} are possible: its steps run elsewhere; "
+            "open the session at a server of this process, or feed and fetch less at once"
+        )
     return b"".join(p.tobytes() if isinstance(p, np.ndarray) else bytes(p) for p in encode_dynamic(arrays))
 
 

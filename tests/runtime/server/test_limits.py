@@ -20,6 +20,7 @@ from runtime.proto.run_record_pb2 import RunOrder
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
 from runtime.state.ledger import NOBODY
 from runtime.transport import frames, rpc
+from runtime.transport.messages import pack
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
@@ -254,19 +255,32 @@ def test_elements_of_queues_are_counted_in_bytes(limit: str, monkeypatch: pytest
 
 def test_what_a_session_has_registered_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations with names of 59 MB were kept for who had left."""
-    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=10000")
+    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=5000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
         ledger = made["/job:ps/task:0"].worker.ledger
         with rt.device("/job:ps/task:0"):
             x = rt.placeholder(np.float32, [1000])
             steps = [x[n:] for n in range(40)]
         with rt.Session(made[kit.TARGET].target, graph) as sess:
-            with pytest.raises(rt.ResourceExhaustedError, match="the limit client_bytes is 10000"):
+            with pytest.raises(rt.ResourceExhaustedError, match="the limit client_bytes is 5000"):
                 for step in steps:
                     sess.run(step, {x: np.ones(1000, np.float32)})
-        until(lambda: ledger.of(NOBODY) == ledger._total <= 11_000)
+        until(lambda: ledger.of(NOBODY) == ledger._total <= 6_000)
         with rt.Session(made[kit.TARGET].target, graph) as other:
             assert other.run(x + 1, {x: np.ones(1000, np.float32)}).tolist() == [2.0] * 1000
+
+
+def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:
+    """Feeds, constants and fetched values of more than 2 GiB ended as errors of protobuf and gRPC."""
+    large = np.broadcast_to(np.float32(0), (600_000_000,))
+    with pytest.raises(rt.ResourceExhaustedError, match="2,400,000,000 bytes of tensors in one message"):
+        pack([large])
+    with rt.Server(kit.addresses(local=1), "local", 0) as server:
+        tasks.withdraw(server.address, server)  # as a client in another process sees it
+        with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
+            x = rt.placeholder(np.float32, [None])
+            with pytest.raises(rt.ResourceExhaustedError, match="in one message"):
+                sess.run(x[0], {x: large})
 
 
 def test_names_are_short() -> None:
