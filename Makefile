@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -98,6 +98,9 @@ test-all: $(STAMP) ## Run all tests; HYPOTHESIS_PROFILE=ci for more examples of 
 test-lowest: ## make test-unit with the lowest versions of all dependencies that pyproject.toml allows.
 	$(MAKE) --no-print-directory test-unit VENV=.venv-lowest LOCK=requirements-lowest.lock
 
+test-newest: ## make test-unit and mnist with the newest versions of all dependencies; they need Python 3.12: PYTHON=python3.13.
+	$(MAKE) --no-print-directory test-unit mnist VENV=.venv-newest LOCK=requirements-newest.lock XLA_FLAGS=
+
 test-ray: ## Run the tests of harness.ray with PyPI's ray, in .venv-ray, in some minutes.
 	$(MAKE) --no-print-directory test-all VENV=.venv-ray LOCK=requirements-ray.lock TESTS=tests/harness/ray JOBS=2
 
@@ -148,6 +151,8 @@ lock: $(STAMP) ## Pin what pyproject.toml asks for, with hashes, keeping the pin
 		--output-file=requirements.lock
 	$(RESOLVE) $(UPGRADE) --extra=build --extra=digits --extra=mnist --extra=ray --extra=test \
 		--constraint=requirements-dev.lock --output-file=requirements-ray.lock
+	@# Newer versions of JAX ask for a newer Python than the oldest that can train.
+	$(subst =3.11,=3.13,$(RESOLVE)) --upgrade $(EXTRAS:%=--extra=%) --output-file=requirements-newest.lock
 	$(BIN)/uv pip compile requirements-lowest.lock --quiet --no-header --no-annotate --no-deps --generate-hashes \
 		--output-file=requirements-lowest.lock
 

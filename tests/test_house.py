@@ -24,7 +24,7 @@ APART = {
     "requirements-ray.lock": ("ray",),
 }
 """Extras that are large, or need older packages than others, have environments of their own."""
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", *APART)
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", "requirements-newest.lock", *APART)
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
@@ -80,6 +80,13 @@ def test_every_dependency_has_a_floor_that_is_tried() -> None:
         wanted = Requirement(text)
         (floor,) = [limit.version for limit in wanted.specifier if limit.operator == ">="]
         assert Version(pins[_canonical(wanted.name)]) == Version(floor), f"{text}: requirements-lowest.lock has another"
+
+
+def test_jax_is_bounded_by_what_was_tried() -> None:
+    (bound,) = [r for text in _project()["dependencies"] if (r := Requirement(text)).name == "jax"]
+    newest = Version(_pins("requirements-newest.lock")["jax"])
+    assert newest in bound.specifier
+    assert Version(f"0.{newest.minor + 1}") not in bound.specifier
 
 
 def test_no_addresses_in_lock_and_project() -> None:
