@@ -297,7 +297,7 @@ def test_what_a_stranger_may_not_order() -> None:
             order.incarnation = ps.incarnation
             with refused(grpc.StatusCode.ABORTED, "took the lead"):
                 they.worker.Run(order, timeout=30)
-            none, much = (grpc.StatusCode.INVALID_ARGUMENT, "s for its answer"), "--limit_run_order_secs"
+            none, much = (grpc.StatusCode.INVALID_ARGUMENT, "s for its answer"), "run_order_secs"
             above = (grpc.StatusCode.RESOURCE_EXHAUSTED, much)
             for secs, (code, said) in {
                 0.0: none,
