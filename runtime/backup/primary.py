@@ -181,7 +181,7 @@ class Primary:
                 reply waits until the backup has all of it, whatever the lag.
 
         Raises:
-            AbortedError, UnavailableError: as ``_wait_for``. An update raises no UnavailableError.
+            AbortedError, UnavailableError: as ``_wait_for``.
         """
         if not gated:
             reply = run()
@@ -222,7 +222,7 @@ class Primary:
 
         Raises:
             AbortedError: another process has taken the place of this one.
-            UnavailableError: the backup has not got the version in time.
+            UnavailableError: the backup has not got the version in time, or before the task stopped.
         """
         if not self._has(version):
             began = time.monotonic()
@@ -233,6 +233,9 @@ class Primary:
             self._waited_secs += time.monotonic() - began
         if self._replaced:
             raise AbortedError("another process has taken the place of this one", task=self.task)
+        if self._closed and not self._lost and self._replicated < version:
+            # The caller repeats the call, and the process that goes on from the backup answers or runs it.
+            raise UnavailableError(f"its backup at {self.holder} had not got this when it stopped", task=self.task)
 
     def count(self) -> None:
         """Notes an update, or another change."""

@@ -18,12 +18,16 @@ _Handler = Callable[[int, FrameType | None], object]
 _main_thread = threading.main_thread().ident
 _get_ident = threading.get_ident
 _SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
-_held_back = False
-"""Whether the main thread is in such a call."""
+_held_back: _HeldBack | None = None
+"""The signals of the call in which the main thread is."""
 
 
 def _forked() -> None:
-    global _main_thread
+    """Makes the forking thread the main one; a call of another thread does not end in the child."""
+    global _main_thread, _held_back
+    if _held_back is not None and _get_ident() != _main_thread:
+        _held_back.restore_handlers()
+        _held_back = None
     _main_thread = _get_ident()
 
 
@@ -41,7 +45,7 @@ def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if _held_back or _get_ident() != _main_thread:
+        if _held_back is not None or _get_ident() != _main_thread:
             return function(*args, **kwargs)
         with _HeldBack():
             return function(*args, **kwargs)
@@ -68,7 +72,7 @@ class _HeldBack:
         except BaseException:  # raised by the handler of one that was not held back yet
             self._give_back()
             raise
-        _held_back = True
+        _held_back = self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._over:  # two other signals have kept `_give_back` from giving this one back
@@ -79,17 +83,20 @@ class _HeldBack:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         global _held_back
-        _held_back = False
+        _held_back = None
         self._give_back()
+
+    def restore_handlers(self) -> None:
+        """Sets the program's own handlers again."""
+        for number, handler in self._handlers.items():
+            _signal.signal(number, handler)
 
     def _give_back(self) -> None:
         self._over = True
         try:
-            for number, handler in self._handlers.items():
-                _signal.signal(number, handler)
+            self.restore_handlers()
         except BaseException:  # raised by the first, which was just given back
-            for number, handler in self._handlers.items():
-                _signal.signal(number, handler)
+            self.restore_handlers()
             raise
         finally:
             self._act()

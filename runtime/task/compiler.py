@@ -120,9 +120,10 @@ def _compile_list(
     known: dict[object, tuple[Executable, list[jax.ShapeDtypeStruct]]] = {}
     specs = dict(enumerate(avals))
     used_last = {n: index for index, part in enumerate(parts) for n in part.takes}
+    results_of_all = set(numbers)
     steps = []
     for index, part in enumerate(parts):
-        dropped = [n for n in part.takes if used_last[n] == index]
+        dropped = [n for n in part.takes if used_last[n] == index and n not in results_of_all]
         given = [specs[n] for n in part.takes]
         last = {i for i, n in enumerate(part.takes) if n in donate and n in dropped}
         key = part.identity, frozenset(last), tuple((spec.shape, spec.dtype) for spec in given)

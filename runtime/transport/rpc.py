@@ -50,8 +50,6 @@ _WIRE = "bellwether-wire"
 _MOST_PROOFS = 3
 """How often one call is made at most: the task may restart, and ask again, between two of them."""
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
-_STRANGERS = CallThreads("grpc strangers", most=4)
-"""The threads of calls that are refused, or open to all; they start with the first of these calls."""
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _LEAST_SECS = 0.05
@@ -404,6 +402,12 @@ def _challenge_of(answer: Any) -> _Challenge | None:
     return _Challenge(nonce, proofs, printable(told.get(_ADDRESS, "")), printable(told.get(_TASK, "")))
 
 
+@functools.cache
+def _threads_for_strangers(process: int) -> CallThreads:
+    """Returns the threads of calls that are refused, or open to all, in a process: a forked child has none of them."""
+    return CallThreads("grpc strangers", most=4)
+
+
 def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
     """Returns a method that gRPC runs on the few threads of calls that have not shown who they are.
 
@@ -414,7 +418,8 @@ def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
         answer: The method.
     """
     method = functools.partial(answer)
-    method.experimental_thread_pool = _STRANGERS  # type: ignore[attr-defined]  # the name by which gRPC looks for it
+    # The name by which gRPC looks for the pool.
+    method.experimental_thread_pool = _threads_for_strangers(os.getpid())  # type: ignore[attr-defined]
     return method
 
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax.numpy as jnp
@@ -198,6 +199,36 @@ def test_order_fails_when_the_holder_does_not_answer() -> None:
     answers.set()
     primary.settle()
     primary.close()
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_stopping_task_answers_nothing_that_its_backup_lacks(gated: bool) -> None:
+    """The caller repeats the call at the process that goes on from the backup."""
+    answers, changed = threading.Event(), threading.Event()
+
+    class Dawdling(Holder):
+        def send(self, header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
+            if changed.is_set():
+                answers.wait()
+            return super().send(header, arrays)
+
+    primary = made(Source(), Dawdling())
+    primary.start()
+    primary.settle()
+
+    def change() -> Reply:
+        changed.set()
+        primary.count()
+        return Reply([])
+
+    with ThreadPoolExecutor(1) as caller:
+        reply = caller.submit(primary.carry_out, change, 1, gated=gated)
+        assert changed.wait(60)
+        primary.close()
+        with pytest.raises(UnavailableError, match="had not got this when it stopped"):
+            reply.result(60)
+        answers.set()
+    primary._thread.join(60)
 
 
 def test_replaced_process_cannot_introduce_itself() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import runtime as rt
@@ -121,6 +122,26 @@ def test_parts_update_variables_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     results = Compiler().executable(made, range(200), jax.devices()[0])(*arrays)
     assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(results, wanted, strict=True))
     assert all(array.is_deleted() for array in arrays)
+
+
+def test_results_that_later_parts_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam over a whole tree returns its moments, and reads them in later parts: their values were dropped there."""
+    transform = optax.adam(0.1)
+    values = [np.full(3, n, np.float32) for n in range(40)]
+    flat, tree = jax.tree.flatten((values, transform.init([jnp.asarray(v) for v in values])))
+    arguments = [np.asarray(leaf) for leaf in flat]
+
+    def update(*leaves: Any) -> list[Any]:
+        parameters, state = jax.tree.unflatten(tree, leaves)
+        changes, state = transform.update([jnp.cos(p) for p in parameters], state)
+        return jax.tree.leaves((optax.apply_updates(parameters, changes), state))
+
+    specs = tuple(TensorSpec(a.shape, a.dtype) for a in arguments)
+    monkeypatch.setattr(compiler, "PART", 100)
+    made = Program(written(update, *arguments), specs, specs)
+    results = Compiler().executable(made, range(len(specs)), jax.devices()[0])(*map(jnp.asarray, arguments))
+    wanted = jax.jit(update)(*arguments)
+    assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(results, wanted, strict=True))
 
 
 @pytest.mark.cluster

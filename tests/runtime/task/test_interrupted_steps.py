@@ -5,6 +5,8 @@ import functools
 import gc
 import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -160,3 +162,37 @@ def test_two_signals_at_once_leave_no_handler_dead(monkeypatch: pytest.MonkeyPat
         assert came == [signal.SIGTERM] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.cluster
+def test_child_that_another_thread_forks_has_the_programs_handlers() -> None:
+    """The child of a loader's thread ignored SIGTERM for ever when the fork came within a step of the main thread."""
+    program = """
+import os, signal, threading
+from runtime.state.interrupts import uninterrupted
+
+signal.signal(signal.SIGTERM, lambda number, frame: os._exit(77))
+within, forked = threading.Event(), threading.Event()
+
+def fork():
+    global child
+    within.wait()
+    child = os.fork()
+    if not child:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    forked.set()
+
+@uninterrupted
+def step():
+    within.set()
+    assert forked.wait(60)
+
+thread = threading.Thread(target=fork)
+thread.start()
+step()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "77\n"
