@@ -183,9 +183,9 @@ class LocalCluster:
         self._processes.freeze(self._alive(task))
 
     def thaw(self, task: str) -> None:
-        """SIGCONT; does nothing when the task has ended."""
+        """SIGCONT; returns when the task runs again, and does nothing when it has ended."""
         if (life := self._processes.running(self._name(task))) is not None:
-            self._processes.signal(life, signal.SIGCONT)
+            self._processes.thaw(life)
 
     def cut(self, one: str, other: str, *, reset: bool = False) -> None:
         """Cuts the network between two tasks until ``heal``; see ``harness.testing.links.How``."""

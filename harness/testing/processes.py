@@ -359,11 +359,21 @@ class Processes:
 
     def freeze(self, life: Life) -> None:
         """Stops a process by SIGSTOP; returns when no thread of it runs, or it has ended. Raises TimeoutError."""
-        self.signal(life, signal.SIGSTOP)
+        self._signal_and_wait(life, signal.SIGSTOP, lambda states: states == {"T"})
+
+    def thaw(self, life: Life) -> None:
+        """Continues a process by SIGCONT; returns when no thread of it is stopped. Raises TimeoutError."""
+        self._signal_and_wait(life, signal.SIGCONT, lambda states: "T" not in states)
+
+    def _signal_and_wait(self, life: Life, signum: int, reached: Callable[[set[str]], bool]) -> None:
+        # The zygote sends the signal, and it alone is told of the stop. A second signal that did not wait for the
+        # effect of the first would find the state from before that one.
+        self.signal(life, signum)
         deadline = time.monotonic() + _FREEZE_SECS
-        while life.code is None and not _stopped(life.pid):  # only its parent is told, and that is the zygote
+        while life.code is None and not reached(_thread_states(life.pid)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{life.task} has not stopped {_FREEZE_SECS:g} s after SIGSTOP")
+                name = signal.Signals(signum).name
+                raise TimeoutError(f"{life.task} has not followed {name} for {_FREEZE_SECS:g} s")
             time.sleep(_FREEZE_POLL_SECS)
 
     def lives(self, task: str = "") -> list[Life]:
@@ -426,13 +436,13 @@ class Processes:
         self._thread.join()
 
 
-def _stopped(pid: int) -> bool:
-    """Whether every thread of a process has stopped."""
-    states = set()
+def _thread_states(pid: int) -> set[str]:
+    """Returns the states of the threads of a process, as letters of /proc."""
+    states: set[str] = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         for thread in psutil.Process(pid).threads():
             with contextlib.suppress(FileNotFoundError):  # it ends just now
                 stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
                 # The name, in brackets, may hold anything; after its closing bracket comes the state.
                 states.add(stat.rpartition(")")[2].split()[0])
-    return states == {"T"}
+    return states

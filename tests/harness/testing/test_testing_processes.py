@@ -103,6 +103,7 @@ def test_a_task_that_is_frozen_has_stopped_already() -> None:
             cluster.freeze("worker:0")
             assert process.status() == psutil.STATUS_STOPPED
             cluster.thaw("worker:0")
+            assert process.status() != psutil.STATUS_STOPPED
 
 
 @pytest.mark.chaos
