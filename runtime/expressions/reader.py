@@ -26,9 +26,9 @@ from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 
 LIST_BYTES = 48 << 20
 """How large a list may be, constants and all. Large constants travel beside it, not in it."""
-PART = 1 << 11
+PART = 1 << 10
 """The cost of what XLA compiles at once; a longer list is compiled and run in parts. A kernel of its own for each
-equation takes XLA 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a thread."""
+equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a thread."""
 OPERANDS = 4
 """So many operands and results cost as much as an equation."""
 COMPUTATION_COST = 2

@@ -274,8 +274,8 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     ),
     "two bodies for one loop": (lambda: changed(many_computations, scan), "one computation"),
     "loops that lie deep in each other": (lambda: nested(DEPTH + 2), f"more than {DEPTH} deep"),
-    "a loop with too many equations": (lambda: changed(long, scan), "more than 2,048 equations"),
-    "a thousand empty branches": (lambda: branches(PART // 2), "costs as much as 2,049 equations"),
+    "a loop with too many equations": (lambda: changed(long, scan), "more than 1,024 equations"),
+    "a thousand empty branches": (lambda: branches(PART // 2), "costs as much as 1,025 equations"),
     "an operation of 10,000 operands": (
         lambda: changed(operands(-1, *[0] * 10_000), lambda: of(lambda a: jnp.concatenate([a, a]))),
         "costs as much as 2,50. equations",
