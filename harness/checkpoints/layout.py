@@ -36,8 +36,6 @@ POLL_SECS = 1.0
 LOG_EVERY_SECS = 10.0
 RUN_FILE = "chief.lock"
 """The record of the run in its log directory. The chief writes the record and holds the lock of the file."""
-FIRST_SERIES = "model.ckpt"
-"""Name of the run's series where no record tells another."""
 UNUSABLE = (DataLossError, NotFoundError, InvalidArgumentError, FileNotFoundError)
 """Errors of one checkpoint that is damaged, gone or of another model; an older one may do."""
 
@@ -230,18 +228,23 @@ def read_record(directory: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def recorded_series(logdir: str) -> list[str]:
+    """Returns the names of the series that the runs of a log directory have saved; raises as ``read_record``."""
+    names = read_record(logdir).get("series")
+    return [os.path.basename(str(name)) for name in names] if isinstance(names, list) else []
+
+
 def series_in(logdir: str) -> list[str]:
     """Returns the series in which the checkpoints of a log directory are looked for.
 
-    What the run itself saves comes first: the series that its record names. Series of others, such as that of a Saver
-    of the user's own, count only where the run's series has no checkpoint.
+    What its runs have saved comes first: the series that the record names. Series of others, such as that of a Saver of
+    the user's own, count only where no recorded series has a checkpoint, or no run has written a record.
 
     Raises:
         UnavailableError, PermissionDeniedError: as ``children``.
     """
-    name = read_record(logdir).get("series") or FIRST_SERIES
-    own = str(epath.Path(logdir) / os.path.basename(str(name)))
-    return [own] if steps_in(own) else managers_below(logdir)
+    own = [str(epath.Path(logdir) / name) for name in recorded_series(logdir)]
+    return [directory for directory in own if steps_in(directory)] or managers_below(logdir)
 
 
 def newest_first(logdir: str) -> list[Step]:

@@ -47,12 +47,12 @@ def keep_compilations(logdir: str = "") -> str | None:
             return present
         path = _own_directory()
         make_private_directory(path)
+        kept = path / _machine_kind()
+        kept.mkdir(mode=0o700, exist_ok=True)
     except (OSError, rt.PermissionDeniedError) as error:
         jax.config.update(_CACHE, None)
         logging.warning("compiled programs are not kept: %s", error)
         return None
-    kept = path / _machine_kind()
-    kept.mkdir(mode=0o700, exist_ok=True)
     jax.config.update(_CACHE, str(kept))
     # Programs of a step are small and quick to compile, but there are dozens of them.
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -20,6 +20,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
+from harness.checkpoints.layout import RUN_FILE
 from harness.training import evaluations, log_directory, readiness
 from harness.training.evaluations import Evaluation, Goal, Standing
 from harness.training.run_end import end_mark
@@ -139,10 +140,12 @@ class Evaluator:
 
         Raises:
             DataLossError: the file of what was evaluated is damaged.
-            OSError: the run directory cannot be written.
+            OSError: the directory of this evaluator cannot be made, or be written.
             BaseException: what ``evaluate`` raises.
         """
         lock = log_directory.DirectoryLock()
+        os.makedirs(self._own, exist_ok=True)
+        open(self._path(RUN_FILE), "ab").close()  # a hold says nothing of what it cannot open
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)

@@ -9,18 +9,18 @@ file of that name, as a copy of the directory does.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
 import struct
 from collections.abc import Collection
-from typing import Any
 
 from absl import logging
 from etils import epath
 
-from harness.checkpoints.layout import RUN_FILE, read_record
+from harness.checkpoints.layout import RUN_FILE, read_record, recorded_series
 from runtime.lowlevel import storage
 
 _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -28,42 +28,39 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class DirectoryLock:
-    """The hold of one chief on a log directory. The kernel ends it with the process, and the file stays.
+    """The hold of one session of a chief on a log directory. The kernel ends it with the process, and the file stays.
 
         lock = DirectoryLock()
         while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
             wait(reason)
 
-    ``take`` never waits: the caller does, for as long as it may.
+    ``take`` never waits: the caller does, for as long as it may. Sessions of one process share the lock of a directory:
+    each has a descriptor of the same open file, and the lock ends with the last of them.
     """
 
     def __init__(self) -> None:
         self._fd: int | None = None
+        self._tasks: set[str] = set()
 
     def take(self, directory: str, tasks: Collection[str], series: str = "") -> str:
         """Takes the lock and writes the record of the run, unless the chief of another job has the lock.
 
-        A file system without locks, or a URL, has the record only. Where one of the two is no cluster, such as a
-        program that only restores, or both are of this process, there is a warning.
+        A file system without locks, or a URL, has the record only, and a full disk the lock only. Where one of the two
+        is no cluster, such as a program that only restores, or both are of this process, there is a warning.
 
         Args:
             directory: of checkpoints and events; it is made where it is missing.
             tasks: addresses of the ps tasks of this job, or of whichever tasks have the variables.
-            series: name of the series of checkpoints that this job saves; that of the record before by default.
+            series: name of the series of checkpoints that this job saves; added to those of the record.
 
         Returns:
             The reason to wait, which names the other job; empty where this job may write.
         """
         if not directory:
             return ""
-        record = {
-            "tasks": sorted(tasks),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "series": series or read_record(directory).get("series", ""),
-        }
+        self._tasks = set(tasks)
         if not storage.is_local(directory):
-            self._write_text(directory, record)
+            self._write(epath.Path(directory) / RUN_FILE, series)
             return ""
         path = os.path.join(os.path.realpath(directory), RUN_FILE)
         if not self.has(path):
@@ -79,22 +76,35 @@ class DirectoryLock:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
             except (BlockingIOError, PermissionError):
                 os.close(fd)
-                here = any(lock.has(path) for lock in list(_held))
-                return _reason_to_wait(directory, record, here=here)
+                shared = _share(path)
+                reason = _reason_to_wait(directory, self._tasks, here=shared is not None)
+                if shared is None:
+                    return reason
+                fd = shared
             except OSError as error:
                 logging.info("%s is on a file system without locks: %s", directory, error)
             self._fd = fd
             _held.add(self)
-        text = json.dumps(record).encode()
-        os.pwrite(self._fd, text, 0)  # in this order: a reader never finds an empty file
-        os.ftruncate(self._fd, len(text))
+        self._write(epath.Path(path), series)
         return ""
 
-    def _write_text(self, directory: str, record: dict[str, Any]) -> None:
+    def _write(self, file: epath.Path, series: str) -> None:
+        """Writes the record of the run, with the tasks of all sessions of this process that share the lock."""
+        record = {
+            "tasks": sorted(self._tasks.union(*(lock._tasks for lock in list(_held) if lock.has(str(file))))),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "series": sorted({*recorded_series(str(file.parent)), series} - {""}),
+        }
+        text = json.dumps(record)
         try:
-            (epath.Path(directory) / RUN_FILE).write_text(json.dumps(record))
-        except Exception as error:  # of whichever library serves such URLs
-            logging.info("%s has no record of the run: %s", directory, error)
+            if self._fd is None:
+                file.write_text(text)
+            else:
+                os.pwrite(self._fd, text.encode(), 0)  # in this order: a reader never finds an empty file
+                os.ftruncate(self._fd, len(text))
+        except Exception as error:  # of whichever library serves a URL
+            logging.warning("the record of the run cannot be written into %s: %s", file, error)
 
     def has(self, path: str) -> bool:
         """Returns True if this object has the lock of the file that a path leads to now."""
@@ -115,6 +125,15 @@ _held: set[DirectoryLock] = set()
 """The locks that this process has: until each is released, or the process ends."""
 
 
+def _share(path: str) -> int | None:
+    """Returns another descriptor of the open file by which this process has a lock; None where the process has none."""
+    for lock in list(_held):
+        if (fd := lock._fd) is not None and lock.has(path):
+            with contextlib.suppress(OSError):  # released just now
+                return os.dup(fd)
+    return None
+
+
 def _forget() -> None:
     """Closes the files in a forked child, which would hold the locks of its parent for as long as it lives."""
     for lock in list(_held):
@@ -124,19 +143,20 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _reason_to_wait(directory: str, own: dict[str, Any], *, here: bool) -> str:
+def _reason_to_wait(directory: str, own: set[str], *, here: bool) -> str:
     """Returns why a directory whose lock is taken cannot be used now; empty where it can."""
     other = read_record(directory)
     if not other:
-        return f"another process is just taking the lock of {directory}"
+        path = f"{directory}/{RUN_FILE}"
+        return f"another process has the lock of {path}, and the record in that file is empty or unreadable"
     theirs = other.get("tasks") or []
     where = f"process {other.get('pid')} on {other.get('host')}"
-    if here or not theirs or not own["tasks"]:
+    if own.intersection(theirs):
+        return ""  # a chief of this job that has been replaced, or recovers
+    if here or not theirs or not own:
         who = f"another session of this process, {where}," if here else where
         logging.warning("%s uses %s as a chief, too: do not save there", who, directory)
         return ""
-    if set(theirs) & set(own["tasks"]):
-        return ""  # a chief of this job that has been replaced
     return (
         f"another job writes into {directory}: the chief of the job at {', '.join(theirs)}, {where}. Each would "
         "restore and delete the other's checkpoints. This one waits for the end of that one: stop it, or give this job "

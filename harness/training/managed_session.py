@@ -13,7 +13,6 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
-from harness.training.log_directory import DirectoryLock
 from harness.training.session_manager import LOST_CONTACT
 
 TRIES = 3
@@ -71,8 +70,6 @@ class ManagedSession(rt.Session):
         self._lost: tuple[int, int] | None = None
         self._closed = False
         self._steps: dict[int, float] = {}  # by thread: since when it has been running one
-        self.directory_lock: DirectoryLock | None = None
-        """The chief's hold on the log directory, given back when the session is closed; None in the others."""
         self.on_exit: Callable[[BaseException | None], object] | None = None
         """Called when a ``with`` block of the session ends, before it is closed, with the error that ends it."""
         self.left: rt.TaskLeftError | None = None
@@ -285,8 +282,6 @@ class ManagedSession(rt.Session):
         """Ends the session, and a step that is under way with CancelledError. Never waits for a dead task."""
         self._closed = True
         self.raw.close()
-        if self.directory_lock is not None:
-            self.directory_lock.release()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """Ends what belongs to the block (``on_exit``), takes back the defaults and closes the session."""

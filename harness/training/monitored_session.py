@@ -160,7 +160,6 @@ class MonitoredSession:
             probe=probe if own is not None else None,
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
-        self._session.directory_lock = own.manager().directory_lock if own is not None else None
         self._saw_stop = self._life.late
         self._equip_hooks()
         if not self._life.late:

@@ -96,6 +96,17 @@ class _Request:
         return os.path.realpath(self.checkpoint_dir)
 
 
+class _HoldingSession(rt.Session):
+    """A session that gives the chief's hold on the log directory back when the session is closed."""
+
+    hold: log_directory.DirectoryLock
+
+    def close(self) -> None:
+        """Ends the session; as ``Session.close``."""
+        super().close()
+        self.hold.release()
+
+
 class SessionManager:
     """Opens sessions for training.
 
@@ -141,8 +152,6 @@ class SessionManager:
         self._logged, self._logged_at = "", 0.0
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
-        self.directory_lock = log_directory.DirectoryLock()
-        """The chief's hold on the log directory, from the first decision until its session is closed."""
         self.series = ""
         """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where none is told."""
 
@@ -298,7 +307,7 @@ class SessionManager:
         """The loop of every start and every recovery: open a session, ask, decide, act."""
         started = time.monotonic()
         backoff = FIRST_BACKOFF_SECS
-        session: rt.Session | None = None
+        session: _HoldingSession | None = None
         report: policy.ClusterReport | None = None
         try:
             while True:
@@ -314,7 +323,9 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
-                    if self._wait_for_rival(request, report) or self._wait_for_directory(request, report, started):
+                    if self._wait_for_rival(request, report):
+                        continue
+                    if self._wait_for_directory(request, session, report, started):
                         continue  # with what the other job has left
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
@@ -333,15 +344,15 @@ class SessionManager:
         except BaseException:  # nobody gets this session, so nobody will close it
             if session is not None:
                 session.close()
-            if request.role is Role.CHIEF:
-                self.directory_lock.release()
             raise
 
-    def _open(self, request: _Request) -> rt.Session:
+    def _open(self, request: _Request) -> _HoldingSession:
         left = max(0.1, request.options.give_up_at - time.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
+        config = readiness.filtered(request.config, self._graph, secs)
         with _silence_is_loss():
-            session = rt.Session(request.master, self._graph, readiness.filtered(request.config, self._graph, secs))
+            session = _HoldingSession(request.master, self._graph, config)
+        session.hold = log_directory.DirectoryLock()
         if session.task.startswith("/job:ps/") and request.records is not None:
             session.close()
             raise rt.InvalidArgumentError(
@@ -361,10 +372,12 @@ class SessionManager:
             raise error
         self._log(f"{request.role.value}: waiting: {error}")
 
-    def _wait_for_directory(self, request: _Request, report: policy.ClusterReport, started: float) -> bool:
+    def _wait_for_directory(
+        self, request: _Request, session: _HoldingSession, report: policy.ClusterReport, started: float
+    ) -> bool:
         """Takes the lock of the log directory; True if the end of another job had to be waited for."""
         waited = False
-        while reason := self.directory_lock.take(request.logdir, report.addresses.values(), self.series):
+        while reason := session.hold.take(request.logdir, report.addresses.values(), self.series):
             self._note_loss(request, rt.UnavailableError(reason), started)
             self._grace_period.wait(_LOCK_SECS)
             waited = True
@@ -474,7 +487,9 @@ class SessionManager:
             if warning := policy.other_run(report, request.logdir, live):
                 logging.warning("%s", warning)
         elif action is Action.RESTORE:
-            path = _restore(request.saver, session, request.checkpoint_dir, str(report.checkpoint))
+            # Asked again: the record may name the series of this run since.
+            newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
+            path = _restore(request.saver, session, request.checkpoint_dir, str(newest))
             done = f"Restored: {path}"
         else:
             _initialize(session, request.init_op, request.init_feed_dict, request.init_fn)

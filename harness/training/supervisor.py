@@ -341,7 +341,6 @@ class Supervisor:
             give_up_secs=max_wait_secs,
         )
         session.on_exit = self._leave_block
-        session.directory_lock = manager.directory_lock if own and self.is_chief else None
         self._services = []
         try:
             if writer is not None and not self._graph_written:

@@ -149,6 +149,17 @@ def test_programs_lie_in_a_private_directory(cache: Path, keep: Callable[..., tu
     assert cache.stat().st_mode & 0o777 == Path(found).stat().st_mode & 0o777 == 0o700
 
 
+def test_a_cache_that_cannot_be_made_ends_no_task(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = harness.keep_compilations()
+    assert directory is not None
+    os.rmdir(directory)
+    Path(directory).touch()  # no directory can be made there, as on a full disk
+    assert Path(directory).parent == cache
+    jax.config.update("jax_compilation_cache_dir", None)
+    assert harness.keep_compilations() is None
+    assert f"compiled programs are not kept: [Errno 17] File exists: '{directory}'" in caplog.text
+
+
 def test_a_log_directory_is_not_used_any_more(
     tmp_path: Path, cache: Path, keep: Callable[..., tuple[str | None, str]]
 ) -> None:

@@ -250,8 +250,9 @@ sys.stdin.read()
 
 
 def test_a_second_evaluator_of_a_name_waits_for_the_first(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(evaluator_module, "LOG_EVERY_SECS", 0.0)
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
     worth_of = Worth()
@@ -260,11 +261,22 @@ def test_a_second_evaluator_of_a_name_waits_for_the_first(
         assert first.stdout is not None and first.stdout.readline() == b"HOLDS\n"
         second = threading.Thread(target=worth_of.evaluator(tmp_path).run)
         second.start()
-        until(lambda: "another job writes into" in caplog.text)
+        until(lambda: caplog.text.count(f"another evaluator, process {first.pid} on") > 1)
         assert worth_of.calls == []
         first.kill()
     second.join(60)
     assert worth_of.calls == [10]
+
+
+@pytest.mark.parametrize("taken", ["eval", "eval/chief.lock"])
+def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: pathlib.Path, taken: str) -> None:
+    Trainer(tmp_path).save(10, 0.5)
+    if taken == "eval":
+        (tmp_path / taken).touch()
+    else:
+        (tmp_path / taken).mkdir(parents=True)
+    with pytest.raises(OSError, match=f"{tmp_path}/{taken}"):
+        Worth().evaluator(tmp_path).run()
 
 
 def test_what_an_evaluation_returns_is_named(tmp_path: pathlib.Path) -> None:

@@ -20,6 +20,7 @@ from harness import exit_codes
 from harness.checkpoints.layout import RUN_FILE
 from harness.training import session_manager
 from harness.training.log_directory import DirectoryLock
+from runtime.lowlevel import RunRecords
 from tests.kit.waits import TIMEOUT_SECS
 
 pytestmark = pytest.mark.cluster
@@ -101,7 +102,7 @@ def test_chief_of_another_job_is_named(tmp_path: pathlib.Path, lock: DirectoryLo
         other.process.wait()
         assert not lock.take(str(tmp_path), ["ps0:2"], "net")
     record = json.loads((tmp_path / RUN_FILE).read_text())
-    assert (record["tasks"], record["series"], record["pid"]) == (["ps0:2"], "net", os.getpid())
+    assert (record["tasks"], record["series"], record["pid"]) == (["ps0:2"], ["net"], os.getpid())
 
 
 def test_replaced_chief_keeps_nobody_out(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
@@ -154,6 +155,35 @@ def test_two_sessions_of_a_process_are_told(
     second = DirectoryLock()
     assert not second.take(str(tmp_path), ["ps0:2"])
     assert f"another session of this process, process {os.getpid()} on" in caplog.text
+
+
+def test_last_session_of_a_process_gives_the_lock_back(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    second = DirectoryLock()
+    assert not lock.take(str(tmp_path), ["ps0:1"]) and not second.take(str(tmp_path), ["ps0:2"])
+    lock.release()
+    with Other(tmp_path, "ps0:3") as other:
+        assert "the chief of the job at ps0:1, ps0:2, process" in other.said
+    second.release()
+    with Other(tmp_path, "ps0:3") as other:
+        assert other.said == "held"
+
+
+def test_full_disk_costs_the_record_only(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / RUN_FILE).symlink_to("/dev/full")
+    with rt.Graph().as_default():
+        step = harness.get_or_create_global_step()
+        supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=step, summary_op=None)
+        with supervisor.managed_session() as session:
+            session.run(step)
+    assert f"the record of the run cannot be written into {tmp_path / RUN_FILE}: " in caplog.text
+
+
+def test_lock_without_a_record_is_told(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
+    with Other(tmp_path, "ps0:1"):
+        (tmp_path / RUN_FILE).write_text("")
+        assert f"{tmp_path / RUN_FILE}, and the record in that file is empty or unreadable" in lock.take(
+            str(tmp_path), ["ps0:2"]
+        )
 
 
 def test_link_leads_to_the_same_lock(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
@@ -240,6 +270,36 @@ def test_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: boo
                 session.run(step)
     with Other(tmp_path, "ps0:1") as other:
         assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == other.process.pid
+
+
+def test_session_of_a_manager_gives_the_lock_back(tmp_path: pathlib.Path) -> None:
+    """A program that opens its session by a SessionManager of its own, without a Supervisor."""
+    with rt.local_cluster(ps=1, workers=1) as cluster, rt.Graph().as_default():
+        with rt.device("/job:ps/task:0"):
+            variable = rt.Variable(0.0, name="v")
+        manager = harness.SessionManager()
+        session = manager.prepare_session(
+            cluster.target, variable.initializer, harness.Saver(), checkpoint_dir=str(tmp_path)
+        )
+        with Other(tmp_path, "ps0:1") as other:
+            assert other.said.startswith("another job writes into")
+        session.close()
+        with Other(tmp_path, "ps0:1") as other:
+            assert other.said == "held"
+
+
+def test_session_that_nobody_gets_keeps_no_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run records refuse the task after its session was made ready."""
+
+    def refuse(records: RunRecords, session: int) -> None:
+        raise rt.PermissionDeniedError("not a task of this run")
+
+    monkeypatch.setattr(RunRecords, "join", refuse)
+    with rt.local_cluster(ps=1, workers=1) as cluster:
+        with pytest.raises(rt.PermissionDeniedError, match="not a task of this run"):
+            open_session(cluster.target, tmp_path)
+        with Other(tmp_path, "ps0:1") as other:
+            assert other.said == "held"
 
 
 def test_second_job_goes_on_after_the_first(tmp_path: pathlib.Path) -> None:

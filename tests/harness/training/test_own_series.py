@@ -83,9 +83,33 @@ def test_a_checkpoint_without_all_variables_is_passed_over(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, 4, checkpoint_basename="old", beside="best")
+    (tmp_path / layout.RUN_FILE).unlink()
     with caplog.at_level(logging.ERROR):
         assert train(tmp_path, 0, checkpoint_basename="new")["step"] == 4
     assert "a checkpoint is passed over: Restoring from checkpoint failed" in caplog.text
+
+
+def test_a_change_of_the_name_goes_on_from_the_newest_step(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, 1, checkpoint_basename="a")
+    train(tmp_path, 2, checkpoint_basename="b", beside="best")
+    for expected in (3, 4, 5):
+        assert train(tmp_path, 1, checkpoint_basename="a")["step"] == expected
+
+
+def test_all_series_count_where_no_run_has_written_a_record(tmp_path: pathlib.Path) -> None:
+    """A program with sessions and Savers of its own; a chief prefers its own series there."""
+    variable = rt.Variable(np.float32(0), name="w")
+    step = harness.get_or_create_global_step()
+    more = step.assign_add(1)
+    saver = harness.Saver([variable, step])
+    with rt.Session() as session:
+        session.run(rt.global_variables_initializer())
+        session.run(more)
+        saver.save(session, tmp_path / "model.ckpt", 1)
+        session.run(more)
+        newest = saver.save(session, tmp_path / "finetune.ckpt", 2)
+    assert harness.latest_checkpoint(str(tmp_path)) == newest
+    assert train(tmp_path, 0)["step"] == 1
 
 
 def test_no_checkpoint_that_fits_is_an_error(tmp_path: pathlib.Path) -> None:
