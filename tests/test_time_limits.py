@@ -18,6 +18,17 @@ def test_a_documented_default_is_the_one_in_the_code(secs: str, module: str, nam
     assert getattr(importlib.import_module(module), name) == float(secs)
 
 
+def test_each_time_limit_has_one_row() -> None:
+    names = [f"{module}.{name}" for _, module, name in ROWS]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("module", ["harness.training.session_manager", "harness.training.policy"])
+def test_public_time_limits_of_the_start_are_documented(module: str) -> None:
+    found = {name for name in vars(importlib.import_module(module)) if re.fullmatch(r"[A-Z]\w*_SECS", name)}
+    assert found <= {name for _, _, name in ROWS}
+
+
 def test_every_default_of_detection_is_documented() -> None:
     documented = {name for _, module, name in ROWS if module == "runtime.timeouts"}
     assert documented == {name for name in vars(timeouts) if name.endswith("_SECS")}

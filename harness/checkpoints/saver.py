@@ -353,9 +353,8 @@ class Saver:
         sess = underlying(sess)
         step, refused = layout.newest_usable(str(checkpoint_dir), lambda step: self._restore(sess, step.path))
         if step is not None:
-            manifest = read_manifest(step.path)
             self._series = layout.series_of(step.path)
-            self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
+            self._take_states(step)
             restore_states(step.path, sess.task, sess.target)
             return step.path
         misfits = [error for error in refused.values() if not isinstance(error, DataLossError)]
@@ -367,6 +366,18 @@ class Saver:
                 "start afresh in another directory"
             )
         return None
+
+    def take_states(self, checkpoint_dir: str) -> None:
+        """Takes the states of the newest checkpoint that is whole: later ones hold them until their task has others.
+
+        Args:
+            checkpoint_dir: The directory of the run's checkpoints, or one checkpoint.
+        """
+        layout.newest_usable(str(checkpoint_dir), self._take_states)
+
+    def _take_states(self, step: layout.Step) -> None:
+        manifest = read_manifest(step.path)
+        self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
 
     def changed_since(self, sess: Session, save_path: str) -> bool | None:
         """Whether a variable has been given a value since a checkpoint was saved, or since it was restored from it.

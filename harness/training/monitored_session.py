@@ -23,6 +23,7 @@ from harness.training.global_step import get_global_step
 from harness.training.hooks.base import (
     FollowsLeader,
     GlobalStepHook,
+    KeepsState,
     Rests,
     SessionRunArgs,
     SessionRunContext,
@@ -161,15 +162,15 @@ class MonitoredSession:
             give_up_secs=own.give_up_secs if own is not None else math.inf,
         )
         self._saw_stop = self._life.late
-        self._equip_hooks()
-        if not self._life.late:
-            try:
+        try:
+            self._equip_hooks()
+            if not self._life.late:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
                     runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
                 self._run_after_first_create(self._session)
-            except BaseException:  # nobody gets this session, so nobody will close it
-                self._abandon()
-                raise
+        except BaseException:  # nobody gets this session, so nobody will close it
+            self._abandon()
+            raise
 
     def _equip_hooks(self) -> None:
         """Gives hooks what they need of the run."""
@@ -180,14 +181,18 @@ class MonitoredSession:
                 self._life.save = hook.save_soon
             if isinstance(hook, StopsEverybody):
                 hook.stop_everybody = self._life.stop_everybody
-                hook.checkpoint_dir = self._checkpoint_dir
+            if isinstance(hook, KeepsState):
+                hook.register_state(self.raw, self._checkpoint_dir)
 
     def _abandon(self) -> None:
         """Ends the threads and the session, without what is done at the end of training."""
+        raw = self.raw
         self._coord.request_stop()
         self._life.close()
         self._session = None
         for hook in self._hooks:
+            if isinstance(hook, KeepsState):
+                hook.forget_state(raw)
             if isinstance(hook, GlobalStepHook) and isinstance(hook.writer, Rests):
                 hook.writer.rest()
         if not self._graph_was_final:

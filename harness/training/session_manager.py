@@ -57,6 +57,9 @@ class DirectorySaver(Protocol):
     def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
         """Restores the newest checkpoint that is not damaged; gives its path, None when there is none."""
 
+    def take_states(self, checkpoint_dir: str) -> None:
+        """Takes the states of the trainer in the newest checkpoint for the last that are known."""
+
 
 @dataclass(frozen=True)
 class _Request:
@@ -486,6 +489,8 @@ class SessionManager:
         if action is Action.KEEP:
             if warning := policy.other_run(report, request.logdir, live):
                 logging.warning("%s", warning)
+            elif report.checkpoint and not request.options.recovering and isinstance(request.saver, DirectorySaver):
+                request.saver.take_states(request.checkpoint_dir or report.checkpoint)
         elif action is Action.RESTORE:
             # Asked again: the record may name the series of this run since.
             newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)

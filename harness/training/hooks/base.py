@@ -132,8 +132,17 @@ class StopsEverybody(Protocol):
 
     Attributes:
         stop_everybody: orders all who take part to stop, with a reason; a monitored session sets it.
-        checkpoint_dir: directory of the chief's checkpoints, or None; a monitored session sets it, too.
     """
 
     stop_everybody: Callable[[str], None]
-    checkpoint_dir: str | None
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """A hook with values that are part of each checkpoint: from before the first of a session, to after the last."""
+
+    def register_state(self, session: rt.Session, checkpoint_dir: str | None) -> None:
+        """Adds the values to checkpoints, and continues with those of the newest one in the chief's directory."""
+
+    def forget_state(self, session: rt.Session) -> None:
+        """Takes the values out of the checkpoints of later runs of this process."""

@@ -95,8 +95,6 @@ class EarlyStoppingHook(GlobalStepHook):
         self._next_step: int | None = None
         self.leads: Callable[[], bool] = lambda: True
         self.stop_everybody: Callable[[str], None] = lambda reason: None
-        self.checkpoint_dir: str | None = None
-        """Directory with the values of an earlier process; a monitored session sets it."""
 
     @property
     def best(self) -> float | None:
@@ -115,21 +113,30 @@ class EarlyStoppingHook(GlobalStepHook):
         super().begin()
         self._seen, self._next_step = (), None
 
-    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Continues with the values of the newest checkpoint, where this process has none."""
+    def register_state(self, session: rt.Session, checkpoint_dir: str | None) -> None:
+        """Continues with the values of the newest checkpoint, where this process has none.
+
+        Args:
+            session: The first session of the run, before a checkpoint is saved in it.
+            checkpoint_dir: The directory of the checkpoints; None for none.
+        """
         from harness.checkpoints import layout, manifest, states
 
         states.checkpointable(_STATE, self._state, self._set_state, task=session.target or session.task)
-        if self._seen or self.checkpoint_dir is None:
+        if self._seen or checkpoint_dir is None:
             return
-        newest = layout.latest_checkpoint(self.checkpoint_dir)
+        newest = layout.latest_checkpoint(checkpoint_dir)
         saved = None if newest is None else manifest.read_manifest(newest)
         held = {} if saved is None else saved.states.get(session.task, {})
         if _STATE in held:
             self._set_state(states.decode(held[_STATE]))
 
-    def end(self, session: rt.Session) -> None:
-        """Takes the values out of the checkpoints of later runs of this process."""
+    def forget_state(self, session: rt.Session) -> None:
+        """Takes the values out of the checkpoints of later runs of this process.
+
+        Args:
+            session: The last session of the run.
+        """
         from harness.checkpoints.states import forget_checkpointable
 
         forget_checkpointable(_STATE, task=session.target or session.task)

@@ -3,12 +3,16 @@
 import pathlib
 import sys
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import harness
 import runtime as rt
+from harness.checkpoints import layout, manifest
 from tests.kit.processes import Program
+from tests.kit.waits import TIMEOUT_SECS
 
 pytestmark = pytest.mark.chaos
 
@@ -155,6 +159,77 @@ def test_patience_outlives_the_process_of_the_chief(tmp_path: pathlib.Path) -> N
     assert looks([1.0, 2.0, 3.0], checkpoint_dir=str(tmp_path))[1] == 3
     hook, steps = looks([2.9, 2.8, 2.7], checkpoint_dir=str(tmp_path))
     assert (hook.best, hook.best_step, steps) == (1.0, 1, 1)
+
+
+CHIEF_RESTARTS = """
+import os, signal, sys
+import harness
+from harness.checkpoints import layout, manifest
+
+first = os.environ["BELLWETHER_ATTEMPT"] == "0"
+with harness.join_cluster() as me:
+    with me.device():
+        step = harness.get_or_create_global_step()
+        count = step.assign_add(1)
+    hook = harness.EarlyStoppingHook(lambda s: float(s.run(step)), patience=50, every_n_steps=1)
+    listeners = [harness.CheckpointSaverListener()]  # so each save has ended when the step has
+    hooks = [harness.CheckpointSaverHook(sys.argv[1], save_steps=2, listeners=listeners)]
+    if sys.argv[2] == "hook":
+        hooks.append(hook)
+    elif first:
+        harness.checkpointable("data", lambda: 17, print)  # the next process has it only later
+    creator = harness.ChiefSessionCreator(master=me.target, checkpoint_dir=sys.argv[1])
+    session = harness.MonitoredSession(creator, hooks)
+    if first:
+        for _ in range(6):
+            session.run(count)
+        os.kill(os.getpid(), signal.SIGKILL)
+    newest = layout.latest_checkpoint(sys.argv[1])
+    print("STATES", manifest.read_manifest(newest).states, hook.best, flush=True)
+    session.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["hook", "late"])
+def test_a_chief_that_finds_its_model_alive_keeps_the_states(tmp_path: pathlib.Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(CHIEF_RESTARTS))
+    train = (sys.executable, "train.py", str(tmp_path / "checkpoints"), kind)
+    command = ("python", "-m", "harness.launch", "--ps=1", "--workers=1", "--", *train)
+    with Program(*command, cwd=tmp_path, cold=True) as program:
+        assert program.wait() == 0, program.story()
+        program.expect("STATES .*'early_stopping': .* 1.0$" if kind == "hook" else "STATES .*'data': 17")
+
+
+@pytest.mark.parametrize("place", ["hooks", "chief_only_hooks"])
+def test_the_last_checkpoint_has_the_values(tmp_path: pathlib.Path, place: str) -> None:
+    values = iter([1.0, 2.0, 3.0, 4.0])
+    for last in (2, 3):  # and the next run of this process continues with these
+        with rt.Graph().as_default():
+            more = harness.get_or_create_global_step().assign_add(1)
+            hook = harness.EarlyStoppingHook(lambda _: next(values), patience=9, every_n_steps=1)
+            arguments: dict[str, Any] = {place: [hook]}
+            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **arguments) as session:
+                while int(session.run(more)) < last:
+                    pass
+        saved = manifest.read_manifest(str(layout.latest_checkpoint(str(tmp_path))))
+        assert saved is not None
+        (held,) = saved.states.values()
+        assert held["early_stopping"][0] == [1, 1.0] and len(held["early_stopping"]) == last
+
+
+def test_a_hook_of_ones_own_needs_stop_everybody_alone() -> None:
+    class Hook(harness.SessionRunHook):
+        def __init__(self) -> None:
+            self.stop_everybody: Callable[[str], None] = pytest.fail
+
+        def after_run(self, run_context: object, run_values: object) -> None:
+            self.stop_everybody("enough")
+
+    with rt.Graph().as_default(), rt.Server.create_local_server() as server:
+        more = harness.get_or_create_global_step().assign_add(1)
+        with harness.MonitoredSession(harness.ChiefSessionCreator(master=server.target), [Hook()]) as session:
+            session.run(more)
+            assert session.coord.wait_for_stop(TIMEOUT_SECS)
 
 
 def test_a_hook_begins_anew_in_another_run() -> None:
