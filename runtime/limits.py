@@ -100,9 +100,14 @@ class Limits:
         "times as many may have stages here.",
     )
     client_bytes: int = _share(
-        0.25, "a quarter of the memory", _MEMORY, "Bytes that a task keeps for one session: tensors, elements, stages."
+        0.25,
+        "a quarter of the memory",
+        _MEMORY,
+        "Bytes that a task keeps for one session: tensors and elements; as many again of stages.",
     )
-    task_bytes: int = _share(0.5, "half of the memory", _MEMORY, "Bytes that a task keeps for all sessions.")
+    task_bytes: int = _share(
+        0.5, "half of the memory", _MEMORY, "Bytes that a task keeps for all sessions; as many again of stages."
+    )
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
     )

@@ -13,6 +13,7 @@ import numpy as np
 from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
 from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
+from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.store import Resource
 from runtime.tensor_spec import Array, DType, shape_fits
@@ -192,15 +193,18 @@ class QueueResource(Resource):
                     )
                     if self._stopped():
                         raise CancelledError(f"queue {self._name!r} was closed while an element waited to be added")
-                    count = nbytes(element) + _ELEMENT_BYTES
-                    self._ledger.check(client, count)
-                    self._ordering.put(Kept(element, client, count))
-                    self._ledger.charge(client, count)
-                    added()
+                    self._keep(element, client, added)
                     self._changed.notify_all()
             finally:
                 self._givers.remove(turn)
                 self._changed.notify_all()
+
+    @uninterrupted
+    def _keep(self, element: Element, client: int, added: Callable[[], None]) -> None:
+        count = nbytes(element) + _ELEMENT_BYTES
+        self._ledger.reserve(client, count)
+        self._ordering.put(Kept(element, client, count))
+        added()
 
     def dequeue(self, cancelled: Cancellation) -> Element:
         """Removes one element, waiting until there is one.
@@ -251,12 +255,12 @@ class QueueResource(Resource):
             self._cancel_enqueues = self._cancel_enqueues or cancel_pending_enqueues
             self._changed.notify_all()
 
+    @uninterrupted
     def clear(self) -> None:
         """Ends everything that waits: the queue's container was cleared."""
         with self._changed:
             self._closed = self._cancel_enqueues = self._cleared = True
-            while len(self._ordering):
-                self._release(self._ordering.take())
+            self._give_out([self._ordering.take() for _ in range(len(self._ordering))])
             self._changed.notify_all()
 
     def _stopped(self) -> bool:
@@ -285,20 +289,30 @@ class QueueResource(Resource):
                             f"queue {self._name!r} is closed and has too few elements "
                             f"(requested {count}, current size {len(taken)})"
                         )
-                    taken.append(self._ordering.take())
+                    self._take_one(taken)
                     self._changed.notify_all()
+                return self._give_out(taken)
             except BaseException:
+                if self._cleared:
+                    self._give_out(taken)
                 self._put_back(taken)
                 raise
             finally:
                 self._takers.remove(turn)
                 self._changed.notify_all()
-        for kept in taken:
-            self._release(kept)
-        return [kept.element for kept in taken]
 
-    def _release(self, kept: Kept) -> None:
-        self._ledger.release(kept.owner, kept.nbytes)
+    @uninterrupted
+    def _take_one(self, taken: list[Kept]) -> None:
+        taken.append(self._ordering.take())
+
+    @uninterrupted
+    def _give_out(self, taken: list[Kept]) -> list[Element]:
+        """Empties the list of elements and releases their bytes."""
+        for kept in taken:
+            self._ledger.release(kept.owner, kept.nbytes)
+        elements = [kept.element for kept in taken]
+        taken.clear()
+        return elements
 
     def _put_back(self, taken: list[Kept]) -> None:
         if isinstance(self._ordering, FifoOrdering):

@@ -86,8 +86,8 @@ def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Se
     if len(counts) != 1 or counts[0] < 0:
         shapes = [i.shape for i in inputs]
         raise InvalidArgumentError(f"enqueue_many needs one first dimension for all components, got shapes {shapes}")
-    columns = [_owned(i) for i in inputs]
-    elements = [tuple(np.asarray(c[k], c.dtype) for c in columns) for k in range(counts[0])]
+    # Each element owns its bytes: a view would keep the whole batch until its last element is taken.
+    elements = [tuple(np.array(i[k], i.dtype) for i in inputs) for k in range(counts[0])]
     # A caller that was cut off makes the call again: it goes on where it was.
     memory, key = context.cancelled.memory, f"added by {context.op}"
     added = memory.get(key, 0)

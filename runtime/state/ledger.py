@@ -1,7 +1,7 @@
 """The ledger of a task: the bytes that the task keeps for each session.
 
-The rendezvous, the queues and the registry charge what a session leaves with them. What is taken or dropped is
-released.
+The rendezvous and the queues share a ledger; the registry has another, so that elements refuse no stage that would
+take them. What is taken or dropped is released.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._bytes: dict[int, int] = {}
         self._total = 0
+        self.own: set[int] = set()
+        """The sessions of this process, which are counted and not checked."""
 
     def of(self, session: int) -> int:
         """Returns the bytes that are kept for a session."""
@@ -39,16 +41,28 @@ class Ledger:
         Raises:
             ResourceExhaustedError: More than a limit would be kept, for the session or for all.
         """
+        if session in self.own:
+            return
         its, limits = self.of(session) + more, self._limits
         if session != NOBODY and its > limits.client_bytes:
-            what = f"{its} bytes of tensors, elements and stages are kept here for this session"
-            raise limits.exceeded("client_bytes", what, self._task)
+            raise limits.exceeded("client_bytes", f"{its} bytes are kept here for this session", self._task)
         if (total := self._total + more) > limits.task_bytes:
             raise limits.exceeded("task_bytes", f"{total} bytes are kept here for all sessions", self._task)
 
-    def charge(self, session: int, count: int) -> None:
-        """Counts bytes that are kept for a session from now on."""
+    def reserve(self, session: int, count: int, *, checked: bool = True) -> None:
+        """Counts bytes that are kept for a session from now on.
+
+        Args:
+            session: The session.
+            count: The bytes.
+            checked: False counts them whatever the limits are.
+
+        Raises:
+            ResourceExhaustedError: As ``check``; nothing is counted.
+        """
         with self._lock:
+            if checked:
+                self.check(session, count)
             self._total += count
             self._bytes[session] = self._bytes.get(session, 0) + count
 
@@ -66,6 +80,7 @@ class Ledger:
     def end(self, session: int) -> None:
         """Counts as nobody's what a session that ends leaves behind."""
         with self._lock:
+            self.own.discard(session)
             left = self._bytes.pop(session, 0)
             if left:
                 self._bytes[NOBODY] = self._bytes.get(NOBODY, 0) + left

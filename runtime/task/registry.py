@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from runtime.errors import AbortedError, NotFoundError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.plan.plan import Program, ProgramIdentity, StageCall, VariableOutput
+from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
@@ -46,7 +47,7 @@ class RegisteredCall:
     def __init__(self, call: StageCall, prepared: PreparedStage, registration: Registration, nbytes: int = 0) -> None:
         self.call = call
         self.nbytes = nbytes
-        """Bytes of the call and its program as messages."""
+        """Bytes of the call as a message, without its program."""
         self.owner = NOBODY
         """The session that registered the call first, for which its bytes are counted."""
         self.handle = 0
@@ -80,10 +81,11 @@ class Registry:
         limits: how many calls are kept for a session and without one, and for how many sessions.
     """
 
-    def __init__(self, task: str, limits: Limits | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(self, task: str, limits: Limits | None = None) -> None:
         self._task = task
         self._limits = limits = limits or Limits()
-        self._ledger = ledger or Ledger(limits, task)
+        self.ledger = Ledger(limits, task)
+        """The bytes of stages and programs, by session."""
         self._limit = limits.spare_stages
         self.connected: Callable[[int], bool] = lambda session: False
         """Tells whether a session has a connection now; a server sets it."""
@@ -92,6 +94,7 @@ class Registry:
         self._calls: dict[int, RegisteredCall] = {}
         self._by_registration: dict[Registration, RegisteredCall] = {}
         self._programs: weakref.WeakValueDictionary[ProgramIdentity, Program] = weakref.WeakValueDictionary()
+        self._blobs: dict[ProgramIdentity, tuple[int, int]] = {}  # for whom the bytes count, and how many calls
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
         self._holders: dict[int, int] = {}  # by handle, how many sessions
         self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
@@ -199,6 +202,7 @@ class Registry:
                 self._hold(call.handle, session)
             return call
 
+    @uninterrupted
     def add(self, call: RegisteredCall, session: int, handle: int = 0) -> RegisteredCall:
         """Keeps a call for a session under a handle of its own; returns that of an equal registration if there is one.
 
@@ -208,20 +212,19 @@ class Registry:
             handle: that it had in an earlier process of the task; 0 makes a new one.
 
         Raises:
-            ResourceExhaustedError: the session has too many, or there are too many sessions that are connected.
+            ResourceExhaustedError: the session has too many, or too many bytes of them, or there are too many sessions
+                that are connected.
         """
         with self._lock:
             known = self._by_registration.get(call.registration)
             if not handle and session != NOBODY:
                 self._check_room(session, 0 if known is None else known.handle)
             if known is None:
+                self._reserve(call, NOBODY if handle else session, checked=call.registration.foreign and not handle)
                 if not handle:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
                 known = self._by_registration[call.registration] = self._calls[call.handle] = call
-                if not handle:
-                    call.owner = session
-                    self._ledger.charge(session, call.nbytes)
             if handle:  # it is held, or spare, already
                 self._inherited.pop(handle, None)
                 self._calls[handle] = known
@@ -229,6 +232,18 @@ class Registry:
             self._hold(known.handle, session)
             return known
 
+    def _reserve(self, call: RegisteredCall, owner: int, checked: bool) -> None:
+        """Counts the bytes of a call, and of its program if no other call has it."""
+        count, program = call.nbytes, call.call.stage.program
+        if program is None:
+            self.ledger.reserve(owner, count, checked=checked)
+        else:
+            of, calls = self._blobs.get(program.identity, (owner, 0))
+            self.ledger.reserve(owner, count if calls else count + len(program.blob), checked=checked)
+            self._blobs[program.identity] = of, calls + 1
+        call.owner = owner
+
+    @uninterrupted
     def unregister(self, session: int, handles: Sequence[int]) -> None:
         """Undoes one registration of each handle; the calls that no session needs become spare."""
         with self._lock:
@@ -243,6 +258,7 @@ class Registry:
                     self._let_go(handle)
             self._trim()
 
+    @uninterrupted
     def release(self, session: int) -> None:
         """A session has ended: the calls that only it needed become spare."""
         with self._lock:
@@ -299,6 +315,7 @@ class Registry:
                 self._released.popitem(last=False)
             for handle in held:
                 self._let_go(handle)
+        self.ledger.end(session)
         self._trim()
 
     def _let_go(self, handle: int) -> None:
@@ -308,10 +325,21 @@ class Registry:
             self._spare[handle] = None
 
     def _trim(self) -> None:
-        while len(self._spare) > self._limit or self._ledger.of(NOBODY) > self._limits.client_bytes and self._spare:
+        while len(self._spare) > self._limit or self._spare_bytes() > self._limits.client_bytes:
             handle, _ = self._spare.popitem(last=False)
             self._inherited.pop(handle, None)
             call = self._calls.pop(handle, None)
             if call is not None and call.handle == handle:
                 del self._by_registration[call.registration]
-                self._ledger.release(call.owner, call.nbytes)
+                self.ledger.release(call.owner, call.nbytes)
+                if (program := call.call.stage.program) is not None:
+                    of, calls = self._blobs.pop(program.identity)
+                    if calls > 1:
+                        self._blobs[program.identity] = of, calls - 1
+                    else:
+                        self.ledger.release(of, len(program.blob))
+
+    def _spare_bytes(self) -> int:
+        spare = [self._calls[handle] for handle in self._spare if handle in self._calls]
+        blobs = {p.identity: len(p.blob) for call in spare if (p := call.call.stage.program) is not None}
+        return sum(call.nbytes for call in spare) + sum(blobs.values())

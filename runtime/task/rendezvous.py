@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from runtime.errors import AbortedError, NotFoundError
 from runtime.observe.trace import nbytes
 from runtime.plan.plan import Hold
+from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import Ledger
 from runtime.tensor_spec import AnyArray
 
@@ -46,6 +47,7 @@ class Rendezvous:
         self.resumed = False
         """Whether the task goes on from its backup: what it held before is lost."""
 
+    @uninterrupted
     def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
         """Keeps ``value`` until it was taken as often as it is to be held for."""
         now, size = time.monotonic(), nbytes([value]) + _ENTRY_BYTES
@@ -53,7 +55,7 @@ class Rendezvous:
             if key in self._entries:
                 self._forget(key)
             self._entries[key] = _Held(value, hold.times, hold.by, now, size)
-            self._ledger.charge(key[0], size)
+            self._ledger.reserve(key[0], size, checked=False)
             oldest = next(iter(self._entries))
             if now - self._entries[oldest].since > KEEP_SECS:
                 self._forget(oldest)
@@ -61,6 +63,7 @@ class Rendezvous:
     def _forget(self, key: RendezvousKey) -> None:
         self._ledger.release(key[0], self._entries.pop(key).nbytes)
 
+    @uninterrupted
     def take(self, key: RendezvousKey, check: Callable[[frozenset[str]], None] = lambda by: None) -> AnyArray:
         """The value that was put under ``key``.
 
@@ -84,6 +87,7 @@ class Rendezvous:
                 self._forget(key)
             return entry.value
 
+    @uninterrupted
     def drop_session(self, session: int) -> None:
         """Forgets everything that is held for one session."""
         with self._lock:

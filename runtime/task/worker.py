@@ -116,7 +116,7 @@ class Worker:
         self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
-        self.registry = Registry(self.task, limits, self.ledger)
+        self.registry = Registry(self.task, limits)
         self.checkpoint_participant = CheckpointParticipant(
             self.store, self.task, self.gate, by_name, limits, lambda session: self.registry.connected(session)
         )
@@ -245,16 +245,15 @@ class Worker:
             return found
         if not handle:
             self.registry.check_room(session)
-            self.ledger.check(session, len(described))
+            if foreign:
+                self.registry.ledger.check(session, len(described))
         check_call(call, self.task)
         prepared = self.executor.prepare(call.stage, generation)
         if foreign and program is not None:
             sender = " ".join(rpc.caller().names)
             prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
             self.program_watch.begin()
-        registered = RegisteredCall(
-            call, prepared, registration, len(described) + (0 if program is None else len(program.blob))
-        )
+        registered = RegisteredCall(call, prepared, registration, len(described))
         if traced:
             registered.prepared = TracedStage(prepared, call, self.tracer, registration.over_wire)
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
@@ -294,6 +293,8 @@ class Worker:
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
         call = registered.call
+        if not (registered.registration.foreign or registered.registration.over_wire):
+            self.ledger.own.add(session)
         if call.holds:
             self.ledger.check(session)
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
@@ -309,6 +310,8 @@ class Worker:
             outputs, done = registered.prepared.run(inputs, session)
         for i, hold in call.holds.items():
             self.rendezvous.put((session, step, call.outputs[i]), outputs[i], hold)
+        if call.holds and session in self._ended:  # it has ended meanwhile, and what was held then was dropped
+            self.rendezvous.drop_session(session)
         return outputs, done
 
     def _with_remote(

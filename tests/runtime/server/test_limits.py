@@ -257,7 +257,7 @@ def test_what_a_session_has_registered_is_counted_in_bytes(monkeypatch: pytest.M
     """Registrations with names of 59 MB were kept for who had left."""
     monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=5000")
     with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
-        ledger = made["/job:ps/task:0"].worker.ledger
+        ledger = made["/job:ps/task:0"].worker.registry.ledger
         with rt.device("/job:ps/task:0"):
             x = rt.placeholder(np.float32, [1000])
             steps = [x[n:] for n in range(40)]
@@ -268,6 +268,31 @@ def test_what_a_session_has_registered_is_counted_in_bytes(monkeypatch: pytest.M
         until(lambda: ledger.of(NOBODY) == ledger._total <= 6_000)
         with rt.Session(made[kit.TARGET].target, graph) as other:
             assert other.run(x + 1, {x: np.ones(1000, np.float32)}).tolist() == [2.0] * 1000
+
+
+def test_a_full_queue_refuses_no_stage_that_empties_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_LIMITS", "client_bytes=40300")
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        with rt.device("/job:ps/task:0"):
+            queue = rt.FIFOQueue(100, [np.float32], [[10_000]])
+        add, take = queue.enqueue(np.ones(10_000, np.float32)), queue.dequeue()
+        with rt.Session(made[kit.TARGET].target, graph) as sess:
+            sess.run(add)
+            assert sess.run(take).shape == (10_000,)
+
+
+def test_sessions_of_the_tasks_own_process_meet_no_limit_of_bytes() -> None:
+    limits = rt.Limits(client_bytes=1000, task_bytes=2000)
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=limits) as server, rt.Graph().as_default() as graph:
+        queue = rt.FIFOQueue(100, [np.float32], [[1000]])
+        add, take = queue.enqueue(np.ones(1000, np.float32)), queue.dequeue()
+        with rt.Session(server.target, graph) as sess:
+            for _ in range(3):
+                sess.run(add)
+            assert server.worker.ledger._total > 12_000
+            for _ in range(3):
+                sess.run(take)
+            assert server.worker.ledger._total == 0
 
 
 def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:

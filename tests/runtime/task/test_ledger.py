@@ -1,0 +1,147 @@
+"""The bytes that a task counts for its sessions are those that it keeps."""
+
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtime as rt
+from runtime.kernels import resources
+from runtime.kernels.queues import QueueResource, make_queue
+from runtime.plan.plan import Hold, StageCall
+from runtime.state.cancellation import Cancellation
+from runtime.state.ledger import NOBODY, Ledger
+from runtime.state.store import Store
+from runtime.task.host_kernels import Context
+from runtime.task.registry import RegisteredCall
+from tests.kit.waits import until
+from tests.runtime.task.test_registration import doubled, sent, worker
+
+SESSION = 7
+
+
+def filled(ledger: Ledger, count: int) -> QueueResource:
+    queue = make_queue("fifo", "q", 10, [np.dtype("float32")], ((4,),), ledger=ledger)
+    queue.enqueue_many([(np.zeros(4, np.float32),)] * count, Cancellation(), client=SESSION)
+    return queue
+
+
+def test_a_batch_half_taken_when_its_queue_is_cleared_is_released() -> None:
+    ledger = Ledger()
+    queue = filled(ledger, 2)
+
+    def take() -> None:
+        with pytest.raises(rt.CancelledError):
+            queue.dequeue_many(3, Cancellation())
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    until(lambda: queue.size() == 0)
+    queue.clear()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert queue.size() == 0 and ledger.of(SESSION) == ledger._total == 0
+
+
+def test_elements_of_a_batch_own_their_bytes() -> None:
+    described = {"name": "q", "container": "", "kind": "fifo", "capacity": 10, "dtypes": ["float32"], "shapes": [[4]]}
+    context, attrs = Context(Store(), "task", client=SESSION), {"resource": described}
+    resources._enqueue_many(context, attrs, [np.zeros((3, 4), np.float32)])
+    element = resources._dequeue(context, attrs, [])[0]
+    assert element.base is None and element.flags.owndata
+
+
+def test_a_refused_reservation_counts_nothing_and_threads_stay_below_the_limit() -> None:
+    ledger = Ledger(rt.Limits(client_bytes=1000, task_bytes=5000))
+    refusals = []
+
+    def reserve() -> None:
+        for _ in range(50):
+            try:
+                ledger.reserve(SESSION, 10)
+            except rt.ResourceExhaustedError as error:
+                refusals.append(error)
+
+    threads = [threading.Thread(target=reserve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert ledger.of(SESSION) == ledger._total == 1000 and len(refusals) == 100
+
+
+def test_a_tensor_held_after_the_end_of_its_session_is_dropped() -> None:
+    task = worker()
+    made = task.register(dataclasses.replace(sent(doubled()), holds={0: Hold(1)}, replies=()), foreign=True)
+    assert made is not None
+    run = made.prepared.run
+
+    def end_meanwhile(*args: Any) -> Any:
+        done = run(*args)
+        task.gone(SESSION)
+        return done
+
+    made.prepared.run = end_meanwhile  # type: ignore[method-assign]
+    task.execute(made, SESSION, 1, [np.ones(3, np.float32)])
+    assert len(task.rendezvous) == 0 and task.ledger._total == 0
+
+
+def two_calls() -> list[StageCall]:
+    call = sent(doubled())
+    return [call, dataclasses.replace(call, stage=dataclasses.replace(call.stage, operations=("other",)))]
+
+
+def test_a_program_of_two_calls_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = worker()
+    calls = two_calls()
+    made = [task.register(call, session=SESSION, foreign=True) for call in calls]
+    assert made[0] is not None and made[1] is not None and made[0] is not made[1]
+    program = calls[0].stage.program
+    assert program is not None
+    ledger = task.registry.ledger
+    assert ledger.of(SESSION) == made[0].nbytes + made[1].nbytes + len(program.blob)
+    monkeypatch.setattr(task.registry, "_limit", 0)
+    task.registry.unregister(SESSION, [made[0].handle])
+    assert ledger.of(SESSION) == made[1].nbytes + len(program.blob)
+    task.gone(SESSION)
+    assert ledger._total == 0 and not ledger._bytes
+
+
+def test_the_bytes_of_a_program_are_checked() -> None:
+    task, call = worker(), sent(doubled())
+    assert call.stage.program is not None
+    made = task.register(call, session=SESSION, foreign=True)
+    assert made is not None
+    limits = rt.Limits(client_bytes=made.nbytes + len(call.stage.program.blob) - 1)
+    small = type(task)("ps", 0, task._fetch_from, limits)
+    with pytest.raises(rt.ResourceExhaustedError, match="client_bytes"):
+        small.register(call, session=SESSION, foreign=True)
+    assert len(small.registry) == 0 and small.registry.ledger._total == 0
+
+
+def test_revived_stages_are_counted_before_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, calls = worker(), two_calls()
+
+    def revive(handle: int, call: StageCall) -> RegisteredCall:
+        made = task.register(call, handle=handle, foreign=True)
+        assert made is not None
+        return made
+
+    task.registry.inherit({1: calls[0], 2: calls[1]}, {SESSION: [1, 2]}, revive)
+    for handle in (1, 2):
+        task.registered(handle)
+    ledger = task.registry.ledger
+    assert ledger.of(NOBODY) > 0
+    monkeypatch.setattr(task.registry, "_limit", 0)
+    task.gone(SESSION)
+    assert ledger._total == 0 and not ledger._bytes and len(task.registry) == 0
+
+
+def test_elements_that_ended_sessions_have_left_drop_no_spare_stage() -> None:
+    task = worker()
+    made = task.register(sent(doubled()), session=SESSION, foreign=True)
+    task.ledger.reserve(NOBODY, 2 * task.limits.client_bytes, checked=False)
+    task.gone(SESSION)
+    assert made is not None and task.registered(made.handle) is made
