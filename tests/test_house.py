@@ -25,7 +25,7 @@ APART = {
 }
 """Extras that are large, or need older packages than others, have environments of their own."""
 LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-lowest.lock", "requirements-newest.lock", *APART)
-PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
+PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)(?:\[[a-z,]+\])?==([0-9][\w.+!]*)((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
 def _locked(lock: str) -> list[str]:
