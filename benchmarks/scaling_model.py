@@ -19,7 +19,7 @@ NETWORK_EFFICIENCY = 0.94
 
 @dataclass(frozen=True)
 class Costs:
-    """What the runtime itself takes.
+    """The resources that the runtime itself takes.
 
     Attributes:
         ps_step_secs: processor time of one ps for one worker's step, whatever its size: two calls answered.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Retention:
-    """What to keep.
+    """The rule of which checkpoints are kept.
 
     Attributes:
         max_to_keep: the last so many; None or 0 keeps all.

@@ -468,7 +468,7 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     @functools.cached_property
     def _own(self) -> frozenset[str]:
-        """What a client means that means this task, by its name or as any."""
+        """The texts of address and task by which a client may mean this task, with its name or with none."""
         dialled = map(security.dialled, self.addresses)
         return frozenset(security.about(address, task) for address in dialled for task in ("", self._task))
 

@@ -42,7 +42,7 @@ def challenge(channel: grpc.Channel) -> str:
 
 
 def shown(key: bytes, nonce: str, address: str, task: str = "") -> str:
-    """What a client with a token shows that has dialled an address and means a task there."""
+    """Returns the proof of a client with a token, for the address it has dialled and the task it means."""
     about = security.about(security.dialled(address), task)
     return f"{nonce}.ours.{about}.{security.call_proof(key, b'client', nonce, 'ours', about)}"
 

@@ -267,7 +267,7 @@ def test_a_proof_is_not_relayed(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_server_without_the_token_gets_no_request(tmp_path: pathlib.Path) -> None:
-    """Whoever had the port of a dead task read what its clients sent, and gave false answers."""
+    """A process at the port of a dead task read the requests of clients, and gave false answers."""
     security, address = other_token(tmp_path), kit.addresses(local=1)
     with rt.Server(address, "local", 0, security=Security.insecure()) as stranger:
         tasks.withdraw(stranger.address, stranger)
