@@ -276,19 +276,21 @@ class CheckpointParticipant:
     def _has_ended(self, why: str) -> AbortedError:
         return AbortedError(f"this checkpoint job has ended: {why}", task=self._task)
 
-    def _end(self, numbers: Iterable[int], why: str) -> None:
+    def _end(self, numbers: Iterable[int], why: str, *, ordered: bool = False) -> None:
         """Ends jobs, whatever the reason.
 
         Args:
             numbers: of the jobs; those that are not there have ended already.
             why: the reason, for orders that come later.
+            ordered: True where the job's own client ends it, as every save ends; only other ends are logged.
         """
         with self._jobs_changed:
             for number in numbers:
                 self._why_ended.setdefault(number, why)  # also of one that a late order would begin
                 job = self._jobs.get(number)
                 if job is not None and not job.why:
-                    logging.info("%s: checkpoint job %x ends: %s", self._task, number, why)
+                    if not ordered:
+                        logging.info("%s: checkpoint job %x ends: %s", self._task, number, why)
                     job.why = why
                     job.ended.set()
                 self._gate.resume(number)
@@ -561,13 +563,13 @@ class CheckpointParticipant:
                 if order.origin:
                     self._note_values(order.origin, given)
                 self._committed = order.job
-                self._end([order.job], "it was committed")
+                self._end([order.job], "it was committed", ordered=True)
         except AbortedError:
             if order.job != self._committed:  # else an earlier try of the same order has done it meanwhile
                 raise
 
     def _drop(self, sender: Sender, order: Order.Drop, cancelled: Cancellation) -> None:
-        self._end([order.job], "it was dropped")
+        self._end([order.job], "it was dropped", ordered=True)
 
     # -- without a shared directory --------------------------------------------------------------------------
 
