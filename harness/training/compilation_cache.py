@@ -21,10 +21,11 @@ _CPUINFO = "/proc/cpuinfo"
 def keep_compilations(logdir: str = "") -> str | None:
     """Keeps what JAX compiles in this process, and takes from there what was compiled before.
 
-    Call it before anything is compiled, in every task, ps too. The programs lie in ``$XDG_CACHE_HOME/bellwether``, or
-    ``~/.cache/bellwether``, as files of JAX's own persistent cache. They are machine code, so the directory is one that
-    only this user can enter. Tasks on different kinds of machines do not share programs. Where JAX has a cache already
-    (the environment variable JAX_COMPILATION_CACHE_DIR), that cache stays, unless others can write to it.
+    Call it before anything is compiled, in every task, ps too. The programs lie in ``bellwether/programs`` below
+    ``$XDG_CACHE_HOME``, or below ``~/.cache``, as files of JAX's own persistent cache. They are machine code, so the
+    directory is one that only this user can enter. Tasks on different kinds of machines do not share programs. Where
+    JAX has a cache already (the environment variable JAX_COMPILATION_CACHE_DIR), that cache stays, unless others can
+    write to it.
 
     Args:
         logdir: Not used since 0.2. A warning says so.
@@ -72,7 +73,8 @@ def _own_directory() -> Path:
     home = os.path.expanduser("~/.cache")
     if not parent.startswith("/") and home.startswith("~"):
         raise rt.PermissionDeniedError("this user has no home: set XDG_CACHE_HOME to a directory of this user's")
-    return Path(os.path.realpath(parent if parent.startswith("/") else home), "bellwether")
+    # Downloads, which need not be private, lie beside.
+    return Path(os.path.realpath(parent if parent.startswith("/") else home), "bellwether", "programs")
 
 
 def _machine_kind() -> str:

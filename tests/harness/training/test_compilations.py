@@ -60,7 +60,7 @@ print(json.dumps({**counts, "directory": directory, "kept": kept, "loss": float(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of this user's programs; nothing is there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "bellwether"
+    return tmp_path / "cache" / "bellwether" / "programs"
 
 
 def _python(code: str, *arguments: str, **environment: str) -> str:
@@ -100,6 +100,14 @@ def test_a_second_start_compiles_nothing(cache: Path) -> None:
     assert second["cache_misses"] == 0
     assert second["cache_hits"] == first["cache_misses"]
     assert second["loss"] == first["loss"]
+
+
+def test_programs_are_kept_beside_downloads(cache: Path) -> None:
+    """The MNIST example makes a directory that others may read for what it downloads."""
+    (cache.parent / "mnist").mkdir(parents=True)
+    cache.parent.chmod(0o755)
+    found = _python("import harness; print(harness.keep_compilations())")
+    assert Path(found.strip()).parent == cache
 
 
 def test_a_cache_that_jax_was_given_stays(tmp_path: Path, cache: Path) -> None:
@@ -204,7 +212,7 @@ def test_nothing_is_kept_in_what_is_another_users_or_groups(
 
 
 def test_a_users_private_group_is_nobody_else(cache: Path, keep: Callable[..., tuple[str | None, str]]) -> None:
-    cache.parent.mkdir()
+    cache.parent.mkdir(parents=True)
     cache.parent.chmod(0o775)
     me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(cache.parent.stat().st_gid)
     private = (group.gr_gid, group.gr_name) == (me.pw_gid, me.pw_name) and not set(group.gr_mem) - {me.pw_name}
