@@ -32,6 +32,15 @@ _AT_ONCE = 32
 _LEASES = np.iinfo(np.int32).max
 _SAID = ("num_examples", "batch_size", "block_batches", "seed", "shuffle")
 
+_RANGES = {
+    "num_examples": (1, 2**62),
+    "batch_size": (1, 2**31 - 1),
+    "block_batches": (1, lease_table.BLOCK),
+    "slots": (8, 2**20),
+    "seed": (0, 2**62),
+}
+"""By argument of ``DataShards``: the least and the greatest number that is taken."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -97,15 +106,7 @@ class DataShards:
         global_step: rt.Variable | None = None,
         name: str = "data_shards",
     ) -> None:
-        for what, number, low, high in (
-            ("num_examples", num_examples, 1, 2**62),
-            ("batch_size", batch_size, 1, 2**31 - 1),
-            ("block_batches", block_batches, 1, lease_table.BLOCK),
-            ("slots", slots, 8, 2**20),
-            ("seed", seed, 0, 2**62),
-        ):
-            if not low <= number <= high:
-                raise rt.InvalidArgumentError(f"{name}: {what}={number} is not from {low} to {high}")
+        _check_ranges(name, num_examples, batch_size, block_batches, slots, seed)
         if not lease_secs > 0 or (epochs is not None and not 0 <= epochs < math.inf):
             raise rt.InvalidArgumentError(f"{name}: epochs={epochs} or lease_secs={lease_secs} is out of its range")
         self.name = name
@@ -119,24 +120,27 @@ class DataShards:
         if self.num_blocks > lease_table.MOST_BLOCKS:
             self._examples = None
         self._likeness = num_examples, batch_size, block_batches, seed, int(shuffle)
-        step = get_or_create_global_step() if global_step is None else global_step
+        self._step = get_or_create_global_step() if global_step is None else global_step
+        self._make_operations()
+        self._step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, LeaseKeeper(self))
+        self._step.graph.add_to_collection(ELASTIC, self)
+
+    def _make_operations(self) -> None:
+        """Makes the table beside the global step, and the updates that lease and give back."""
         with (
-            step.graph.as_default(),
+            self._step.graph.as_default(),
             rt.name_scope(None),
             rt.control_dependencies(None),
-            rt.device(step.device or None),
+            rt.device(self._step.device or None),
         ):
-            first = lease_table.new_table(slots, self._likeness)
-            self.table = rt.Variable(first, name=f"{name}/table", trainable=False)
-            self._marks = rt.placeholder(np.int32, [slots], name=f"{name}/marks")
-            self._asked = rt.placeholder(np.int32, [4], name=f"{name}/asked")
-            self._given_back = rt.placeholder(np.int32, [_AT_ONCE + 1], name=f"{name}/given_back")
+            first = lease_table.new_table(self._slots, self._likeness)
+            self.table = rt.Variable(first, name=f"{self.name}/table", trainable=False)
+            self._marks = rt.placeholder(np.int32, [self._slots], name=f"{self.name}/marks")
+            self._asked = rt.placeholder(np.int32, [4], name=f"{self.name}/asked")
+            self._given_back = rt.placeholder(np.int32, [_AT_ONCE + 1], name=f"{self.name}/given_back")
             told = [((2,), np.int32)]
-            self._lease = rt.update([self.table], _lease, [self._asked], outputs=told, name=f"{name}/lease")
-            self._release = rt.update([self.table], _release, [self._given_back], name=f"{name}/release")
-        self._step = step
-        step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, LeaseKeeper(self))
-        step.graph.add_to_collection(ELASTIC, self)
+            self._lease = rt.update([self.table], _lease, [self._asked], outputs=told, name=f"{self.name}/lease")
+            self._release = rt.update([self.table], _release, [self._given_back], name=f"{self.name}/release")
 
     @property
     def num_batches(self) -> int | None:
@@ -231,6 +235,18 @@ class DataShards:
         """The update of the table that says, beside ``after``, that a batch is done."""
         with self._step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(after):
             return rt.update([self.table], _mark, [self._marks], name=f"{self.name}/mark")
+
+
+def _check_ranges(name: str, *numbers: int) -> None:
+    """Raises InvalidArgumentError for a number that is out of its range.
+
+    Args:
+        name: Name of the data set, for the message.
+        *numbers: The numbers, in the order of ``_RANGES``.
+    """
+    for number, (argument, (low, high)) in zip(numbers, _RANGES.items(), strict=True):
+        if not low <= number <= high:
+            raise rt.InvalidArgumentError(f"{name}: {argument}={number} is not from {low} to {high}")
 
 
 def _lease(table: Any, asked: Any) -> Any:

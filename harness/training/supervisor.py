@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import numbers
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Thread
 from typing import Any, Final, Literal
 
-import numpy as np
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcInfo, LooperThread, failed
 from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
-from harness.training import readiness, services
-from harness.training.global_step import GlobalStep, can_count, get_global_step
+from harness.training import readiness, services, supervisor_parts
+from harness.training.global_step import GlobalStep
 from harness.training.lifecycle import Lifecycle, RunPhase
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
@@ -29,34 +26,6 @@ from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 _LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
 """Errors that a stop, or the end of the input, causes in steps that are under way."""
-
-
-_DEFAULTS: Mapping[str, Callable[[rt.Graph], Element | None]] = {
-    "ready_op": readiness.ready_op,
-    "ready_for_local_init_op": lambda graph: readiness.first_of(graph, rt.GraphKeys.READY_FOR_LOCAL_INIT_OP),
-    "init_op": readiness.init_op,
-    "local_init_op": readiness.local_init_op,
-    "global_step": get_global_step,
-    "summary_op": readiness.summary_op,
-}
-"""By argument that was not given: what finds or makes the operation."""
-
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "graph": (rt.Graph | None, "a runtime.Graph or None"),
-    "is_chief": (numbers.Integral | np.bool_, "True or False"),
-    "logdir": (str | os.PathLike | None, "the path of a directory or None"),
-    "checkpoint_basename": (str, "a name"),
-    "init_feed_dict": (Mapping | None, "a dict of tensors to values"),
-    "init_fn": (Callable | None, "a function of the session"),
-}
-"""The types of values that are neither numbers nor operations, and their words."""
-
-_METHODS = {
-    "saver": ("save", "restore"),
-    "session_manager": ("prepare_session", "wait_for_session"),
-    "summary_writer": ("add_summary", "close"),
-}
-"""The methods that an object of the user's own must have."""
 
 
 class Supervisor:
@@ -99,7 +68,7 @@ class Supervisor:
         ValueError: a number of seconds is negative.
     """
 
-    USE_DEFAULT: Final = 0
+    USE_DEFAULT: Final = supervisor_parts.USE_DEFAULT
     """Stands for "the default"; compared by identity, as None means "off"."""
 
     @rt.lowlevel.explains_arguments
@@ -125,71 +94,32 @@ class Supervisor:
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
     ) -> None:
-        _check_seconds(off=True, save_summaries_secs=save_summaries_secs, save_model_secs=save_model_secs)
-        _check_seconds(recovery_wait_secs=recovery_wait_secs, stop_grace_secs=stop_grace_secs)
-        _check_values(locals())
-        given: dict[str, Any] = {
-            "ready_op": ready_op,
-            "ready_for_local_init_op": ready_for_local_init_op,
-            "init_op": init_op,
-            "local_init_op": local_init_op,
-            "global_step": global_step,
-            "summary_op": summary_op,
-            "saver": saver,
-            "summary_writer": summary_writer,
-        }
-        told = {name: value for name, value in given.items() if value is not self.USE_DEFAULT}
-        _check_parts(
-            saver=told.get("saver"),
-            session_manager=session_manager,
-            summary_writer=told.get("summary_writer"),
-        )
-        self._graph = graph if graph is not None else rt.get_default_graph()
+        parts = supervisor_parts.assemble(locals())
+        self._graph = parts.graph
         self.is_chief = is_chief
         """True on the chief."""
         self._stop_grace_secs = min(stop_grace_secs, LONGEST_SECS)
         self.coord = Coordinator()
         """The coordinator that stops the threads."""
         self._life = Lifecycle(self.coord, is_chief, self._stop_grace_secs)
-        self._logdir = (
-            rt.lowlevel.storage.absolute(os.fspath(logdir)) if logdir else None
-        )  # tasks may run in other directories
-        with self._graph.as_default():
-            operations: dict[str, Any] = {
-                name: told[name] if name in told else make(self._graph) for name, make in _DEFAULTS.items()
-            }
-            if "saver" not in told:  # the others neither save nor restore
-                told["saver"] = readiness.saver(self._graph) if is_chief else None
-            _check_operations(self._graph, **operations)
-            asked = told.get("ready_for_local_init_op") is not None
-            if asked and operations["local_init_op"] is None and "local_init_op" not in told:
-                operations["local_init_op"] = rt.no_op()  # no local variables; what was asked for is looked at still
-            self.ready_op: Element | None = operations["ready_op"]
-            """String tensor with the names of what is not ready."""
-            self.ready_for_local_init_op: Element | None = operations["ready_for_local_init_op"]
-            """The same for what ``local_init_op`` needs."""
-            self.init_op: Element | None = operations["init_op"]
-            """The operation that gives the variables their first values."""
-            self._local_init_op: Element | None = operations["local_init_op"]
-            self.global_step: GlobalStep | None = operations["global_step"]
-            """The global step."""
-            self.summary_op: Element | None = operations["summary_op"]
-            """The operation that the summary timer runs."""
-            self.saver: CheckpointSaver | None = told["saver"]
-            """The saver; None on tasks that are not the chief."""
-            local = asked or self._local_init_op is not None
-            self.session_manager = session_manager or SessionManager(
-                local_init_op=self._local_init_op,
-                ready_op=self.ready_op,
-                ready_for_local_init_op=self.ready_for_local_init_op if local else None,
-                graph=self._graph,
-                recovery_wait_secs=recovery_wait_secs,
-                grace_period=self._life.grace_period,
-            )
-            """The manager that opens sessions."""
-            if isinstance(self.session_manager, SessionManager):
-                self.session_manager.stop_with(self._life.grace_period)
-                self.session_manager.series = checkpoint_basename
+        self._logdir = parts.logdir
+        self.ready_op = parts.ready_op
+        """String tensor with the names of what is not ready."""
+        self.ready_for_local_init_op = parts.ready_for_local_init_op
+        """The same for what ``local_init_op`` needs."""
+        self.init_op = parts.init_op
+        """The operation that gives the variables their first values."""
+        self.global_step = parts.global_step
+        """The global step."""
+        self.summary_op = parts.summary_op
+        """The operation that the summary timer runs."""
+        self.saver = parts.saver
+        """The saver; None on tasks that are not the chief."""
+        self.session_manager = session_manager or parts.session_manager(recovery_wait_secs, self._life.grace_period)
+        """The manager that opens sessions."""
+        if isinstance(self.session_manager, SessionManager):
+            self.session_manager.stop_with(self._life.grace_period)
+            self.session_manager.series = checkpoint_basename
         self.init_feed_dict = init_feed_dict
         """Feeds of ``init_op``."""
         self._init_fn = init_fn
@@ -197,16 +127,10 @@ class Supervisor:
         """Seconds between checkpoints; None on tasks that are not the chief."""
         self.save_summaries_secs = save_summaries_secs if is_chief else None
         """Seconds between summaries; None on tasks that are not the chief."""
-        self.save_path: str | None = None
+        self.save_path = os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
         """First part of the checkpoints' paths; None where none are written."""
-        self.summary_writer: Any = told.get("summary_writer") if is_chief else None
+        self.summary_writer = parts.summary_writer
         """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
-        if is_chief and self._logdir is not None:
-            self.save_path = os.path.join(self._logdir, checkpoint_basename)
-            if "summary_writer" not in told:
-                from harness.tensorboard.writer import FileWriter
-
-                self.summary_writer = FileWriter(self._logdir)
         self._writer_closed = False
         self._graph_written = False
         self._checkpoints: services.Checkpoints | None = None
@@ -587,78 +511,3 @@ class Supervisor:
     StopOnException = stop_on_exception
     WaitForStop = wait_for_stop
     SummaryComputed = summary_computed
-
-
-def _check_seconds(*, off: bool = False, **given: object) -> None:
-    """Numbers of seconds.
-
-    Args:
-        off: None is one too, and stands for 0.
-        **given: what is checked, by name.
-
-    Raises:
-        TypeError: one is no number.
-        ValueError: one is negative or NaN.
-    """
-    for name, secs in given.items():
-        if secs is None and off:
-            continue
-        if not isinstance(secs, numbers.Real) or isinstance(secs, bool):
-            raise TypeError(f"{name} is a number of seconds, not {secs!r}")
-        if secs < 0 or math.isnan(secs):
-            rest = "; 0 turns a service off" if off else ""
-            raise ValueError(f"{name} is a number of seconds and cannot be {secs:g}{rest}")
-
-
-def _check_values(given: Mapping[str, object]) -> None:
-    """Checks what is neither a number nor an operation.
-
-    Args:
-        given: The values, by name.
-
-    Raises:
-        TypeError: A value is of another type.
-        ValueError: The name of the checkpoints cannot be one.
-    """
-    for name, (kinds, words) in _KINDS.items():
-        if not isinstance(given[name], kinds):
-            raise TypeError(f"{name} is {words}, not {given[name]!r}")
-    services.check_basename(str(given["checkpoint_basename"]))
-
-
-def _check_operations(graph: rt.Graph, **given: object) -> None:
-    """Operations, tensors or their names; None is nothing.
-
-    Raises:
-        TypeError: one is of another type.
-        ValueError: one is not in the graph, or is a summary or a global step of the wrong type.
-    """
-    for name, item in given.items():
-        if item is None:
-            continue
-        try:
-            element = graph.as_graph_element(item)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from None
-        dtype = np.dtype(element.dtype) if isinstance(element, rt.Tensor) else None
-        if name == "summary_op" and (dtype is None or dtype.kind not in "OSUT"):
-            raise ValueError(f"summary_op is a string tensor of a serialized summary, not {element!r}")
-        if name == "global_step" and not (isinstance(element, rt.Tensor) and can_count(element)):
-            raise ValueError(f"global_step is a variable that holds a number, not {element!r}")
-
-
-def _check_parts(**given: object) -> None:
-    """Objects that stand in for ours.
-
-    Args:
-        **given: what is checked, by name; None stands for ours, or for none.
-
-    Raises:
-        TypeError: one lacks a method; names it.
-    """
-    for name, part in given.items():
-        if part is None:
-            continue
-        lacking = [method for method in _METHODS[name] if not callable(getattr(part, method, None))]
-        if lacking:
-            raise TypeError(f"{name} has no {'() and no '.join(lacking)}(): {part!r}")
