@@ -83,7 +83,7 @@ from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
 from runtime.session.session import InteractiveSession, Session, get_default_session
-from runtime.transport.security import Security
+from runtime.trust.security import Security
 
 _collector.resume()
 

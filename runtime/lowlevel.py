@@ -36,9 +36,9 @@ from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
-from runtime.transport.roles import server_names
-from runtime.transport.token_files import check_only_ours, make_private_directory
-from runtime.transport.versions import version
+from runtime.trust.roles import server_names
+from runtime.trust.token_files import check_only_ours, make_private_directory
+from runtime.wire.versions import version
 
 __all__ = [
     "ALL_WORKERS",

@@ -24,7 +24,7 @@ import runtime as rt
 from harness.launch.ports import free_ports
 from runtime import proto
 from runtime.errors import UnavailableError
-from runtime.transport.unreached import why_not
+from runtime.rpc.unreached import why_not
 from tests.kit.processes import Program
 
 

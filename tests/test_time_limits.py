@@ -7,7 +7,7 @@ import re
 import pytest
 
 from runtime import SessionConfig, timeouts
-from runtime.transport.dial import ChannelOptions
+from runtime.wire.dial import ChannelOptions
 
 GUIDE = (pathlib.Path(__file__).resolve().parent.parent / "docs" / "guarantees.md").read_text()
 ROWS = re.findall(r"^\|[^|]*\| ([\d.]+) \| `([\w.]+)\.([A-Z_]+)`", GUIDE, re.MULTILINE)

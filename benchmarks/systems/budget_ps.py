@@ -16,7 +16,7 @@ import numpy as np
 import runtime as rt
 from runtime.task.worker import Worker
 from runtime.tensor_spec import aligned_buffer
-from runtime.transport import Reply
+from runtime.wire import Reply
 
 
 class Stopwatch:

@@ -26,8 +26,8 @@ from runtime.state.store import Slot
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import Array, TensorSpec
-from runtime.transport.listener import Reply
-from runtime.transport.messages import call_from_proto, call_to_proto
+from runtime.wire.listener import Reply
+from runtime.wire.messages import call_from_proto, call_to_proto
 
 _VARIABLE, _STAGE, _ANSWER = "variable", "stage", "answer"
 _SESSIONS, _RUN, _STEPS = "sessions", "run", "steps"

@@ -21,8 +21,8 @@ from absl import logging
 from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, chunks, packed
 from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.tensor_spec import Array
-from runtime.transport.connection import current_call
-from runtime.transport.listener import Reply
+from runtime.wire.connection import current_call
+from runtime.wire.listener import Reply
 
 DEFAULT_LAG = 100
 """How many updates may be lost by default."""

@@ -20,9 +20,9 @@ from runtime.checkpoint.byte_ranges import COUNT_SPEC, ByteRange
 from runtime.checkpoint.participant import CheckpointParticipant
 from runtime.checkpoint.snapshot import Snapshot, VariableSlice, by_task
 from runtime.tensor_spec import Array, TensorSpec
-from runtime.transport.channel import Lane
-from runtime.transport.codec import Layout
-from runtime.transport.handles import PULL, PUSH
+from runtime.wire.channel import Lane
+from runtime.wire.codec import Layout
+from runtime.wire.handles import PULL, PUSH
 
 BLOCK_BYTES = 16 << 20
 """Bytes that are asked for at once, and after which what has come is written."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
-from runtime.transport.codec import Layout, TensorBuffer
-from runtime.transport.peer import Peer
+from runtime.wire.codec import Layout, TensorBuffer
+from runtime.wire.peer import Peer
 
 
 class Buffers(list[TensorBuffer]):

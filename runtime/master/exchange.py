@@ -13,8 +13,8 @@ from runtime.master.calls import LocalCall, Phase, RemoteCall
 from runtime.observe.trace import Span, Tracer, nbytes
 from runtime.task.ending import StepEnding
 from runtime.tensor_spec import AnyArray, Array
-from runtime.transport.channel import Lane
-from runtime.transport.codec import TensorBuffer
+from runtime.wire.channel import Lane
+from runtime.wire.codec import TensorBuffer
 
 _clock = time.perf_counter_ns
 

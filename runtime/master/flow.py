@@ -22,7 +22,7 @@ from runtime.master.exchange import Exchange, Run, Stopwatch
 from runtime.plan.plan import COMPUTE
 from runtime.state.cancellation import Cancellation
 from runtime.tensor_spec import AnyArray
-from runtime.transport.channel import Lane
+from runtime.wire.channel import Lane
 
 _TICK_SECS = 1.0
 _LATE_TICK_SECS = 0.1

@@ -41,8 +41,8 @@ from runtime.state.run_record import MOST_STATE_BYTES
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
-from runtime.transport.dial import ChannelOptions
-from runtime.transport.security import Security
+from runtime.trust.security import Security
+from runtime.wire.dial import ChannelOptions
 
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns

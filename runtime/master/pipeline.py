@@ -26,7 +26,7 @@ from runtime.master.calls import Phase
 from runtime.master.exchange import Exchange, Run
 from runtime.plan.plan import Plan
 from runtime.tensor_spec import AnyArray, Array
-from runtime.transport.channel import Lane
+from runtime.wire.channel import Lane
 
 _Pulled = dict[int, Array]
 """Slot -> value."""

@@ -14,8 +14,8 @@ from runtime.master.tasks import LocalTask, RemoteTask, join
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import wait_secs
-from runtime.transport.dial import ChannelOptions
-from runtime.transport.security import Security
+from runtime.trust.security import Security
+from runtime.wire.dial import ChannelOptions
 
 _ENDED_SECS = 1.0
 """How long the threads of an order that waits may take to notice that it is over."""

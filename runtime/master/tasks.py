@@ -30,22 +30,22 @@ from runtime.observe.trace import shifted, step_stats
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2, services_pb2, services_pb2_grpc, step_stats_pb2
+from runtime.rpc import rpc
+from runtime.rpc.unreached import why_not
 from runtime.state.cancellation import Cancellation
 from runtime.task.registry import RegisteredCall
 from runtime.task.traced_stage import FetchFrom
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
-from runtime.transport import rpc
-from runtime.transport.addresses import settled
-from runtime.transport.channel import Lane
-from runtime.transport.codec import Layout
-from runtime.transport.dial import ChannelOptions
-from runtime.transport.endpoint import Endpoint, host_id
-from runtime.transport.handles import BACKUP, FETCH
-from runtime.transport.messages import call_to_proto, device_from_proto
-from runtime.transport.peer import Peer
-from runtime.transport.security import Security, find_token, in_force
-from runtime.transport.unreached import why_not
+from runtime.trust.security import Security, find_token, in_force
+from runtime.wire.addresses import settled
+from runtime.wire.channel import Lane
+from runtime.wire.codec import Layout
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint, host_id
+from runtime.wire.handles import BACKUP, FETCH
+from runtime.wire.messages import call_to_proto, device_from_proto
+from runtime.wire.peer import Peer
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1

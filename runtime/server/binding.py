@@ -11,7 +11,7 @@ from absl import logging
 
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.errors import InvalidArgumentError
-from runtime.transport import addresses
+from runtime.wire import addresses
 
 BIND_VARIABLE = "BELLWETHER_BIND"
 """Environment variable: where servers listen that are not told otherwise, instead of at their address."""

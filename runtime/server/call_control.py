@@ -11,12 +11,13 @@ from google.protobuf.message import DecodeError, Message
 
 from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, ResourceExhaustedError
 from runtime.observe.audit import AuditLog
+from runtime.rpc import rpc
+from runtime.rpc.rpc import TokenCheck
 from runtime.server.calls import METHODS, Method
 from runtime.server.pools import CallPools
-from runtime.transport import roles, rpc
-from runtime.transport.roles import OBSERVER, Identity
-from runtime.transport.rpc import TokenCheck
-from runtime.transport.security import Refusals
+from runtime.trust import roles
+from runtime.trust.roles import OBSERVER, Identity
+from runtime.trust.security import Refusals
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
 """What answers the calls of one method."""

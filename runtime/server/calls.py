@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from runtime.proto import run_record_pb2, services_pb2, stage_pb2
 from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, ORDERS, REGISTRATIONS, WAITING
 from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
-from runtime.transport import roles
+from runtime.trust import roles
 
 CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
 """Kernels by which a chief decides on a step: to register a stage with one is an order of its own."""

@@ -17,7 +17,7 @@ from runtime import timeouts
 from runtime.cluster.spec import ClusterSpec, TaskId, agree
 from runtime.errors import InvalidArgumentError, OpError, UnknownError
 from runtime.server.report import probe
-from runtime.transport.security import Security
+from runtime.trust.security import Security
 
 _POLL_SECS = 0.1
 

@@ -21,7 +21,7 @@ from runtime.errors import AbortedError, NotFoundError
 from runtime.limits import Limits
 from runtime.master.master import MasterSession
 from runtime.master.prepared import PreparedPlan
-from runtime.transport.roles import ANYBODY, Identity
+from runtime.trust.roles import ANYBODY, Identity
 
 
 class RemoteSession:

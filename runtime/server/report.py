@@ -16,10 +16,10 @@ from runtime.master.tasks import find_local
 from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
+from runtime.rpc import rpc
 from runtime.server.served import Served
 from runtime.tensor_spec import TensorSpec, canonical_dtype
-from runtime.transport import rpc
-from runtime.transport.security import Security
+from runtime.trust.security import Security
 
 _GLOBAL_STEP = ("", "global_step")
 _process = psutil.Process()

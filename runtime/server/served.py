@@ -8,9 +8,9 @@ from runtime.cluster.spec import ClusterSpec
 from runtime.master.master import Master
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.task.worker import Worker
-from runtime.transport.certificates import Certificates
-from runtime.transport.listener import ServerCounters
-from runtime.transport.security import Security
+from runtime.trust.certificates import Certificates
+from runtime.trust.security import Security
+from runtime.wire.listener import ServerCounters
 
 
 class Served(Protocol):

@@ -39,6 +39,8 @@ from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.audit import VARIABLE as AUDIT_VARIABLE
 from runtime.observe.audit import AuditLog
 from runtime.proto import cluster_pb2
+from runtime.rpc import rpc
+from runtime.rpc.threads import CallThreads
 from runtime.server import binding
 from runtime.server.call_control import CallControl
 from runtime.server.pools import CallPools
@@ -50,15 +52,14 @@ from runtime.state.forks import HomeProcess
 from runtime.task import cpu_share
 from runtime.task.worker import Worker
 from runtime.timeouts import HEARTBEAT_TIMEOUT_SECS, LOG_EVERY_SECS
-from runtime.transport import roles, rpc
-from runtime.transport.certificates import Certificates
-from runtime.transport.connection import current_identity
-from runtime.transport.dial import ChannelOptions
-from runtime.transport.listener import ServerCounters, TensorServer
-from runtime.transport.roles import ANYBODY, Identity, identity_of
-from runtime.transport.security import WAYS_OUT, Refusals, Security, leave_token, no_handshake, share
-from runtime.transport.threads import CallThreads
-from runtime.transport.token_files import KEY_BYTES
+from runtime.trust import roles
+from runtime.trust.certificates import Certificates
+from runtime.trust.roles import ANYBODY, Identity, identity_of
+from runtime.trust.security import WAYS_OUT, Refusals, Security, leave_token, no_handshake, share
+from runtime.trust.token_files import KEY_BYTES
+from runtime.wire.connection import current_identity
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.listener import ServerCounters, TensorServer
 
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """Environment variable: how long a task serves on after SIGTERM while tasks that train live."""

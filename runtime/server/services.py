@@ -17,15 +17,15 @@ from runtime.master.master import Master
 from runtime.observe.trace import step_stats
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
+from runtime.rpc.rpc import caller, peer, servicer_method, when_abandoned
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
 from runtime.server.served import Served
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
-from runtime.transport.endpoint import host_id
-from runtime.transport.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
-from runtime.transport.roles import ANYBODY
-from runtime.transport.rpc import caller, peer, servicer_method, when_abandoned
+from runtime.trust.roles import ANYBODY
+from runtime.wire.endpoint import host_id
+from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):

@@ -28,14 +28,14 @@ from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.rpc import rpc
 from runtime.server.services import options_to_proto
 from runtime.state.cancellation import Cancellation
 from runtime.state.forks import HomeProcess
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
-from runtime.transport import rpc
-from runtime.transport.messages import device_from_proto, pack, plan_to_proto, unpack
-from runtime.transport.roles import identity_of
-from runtime.transport.security import Security, in_force
+from runtime.trust.roles import identity_of
+from runtime.trust.security import Security, in_force
+from runtime.wire.messages import device_from_proto, pack, plan_to_proto, unpack
 
 FORWARD_SECS = 120.0
 """Time limit of one byte range of a checkpoint."""

@@ -22,12 +22,12 @@ from runtime.master.config import SessionConfig
 from runtime.master.tasks import find_local
 from runtime.proto import services_pb2, services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
+from runtime.rpc import rpc
 from runtime.session.lead import Lead
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.run_record import wait_secs
-from runtime.transport import rpc
-from runtime.transport.security import Security
+from runtime.trust.security import Security
 
 ANSWER_SECS = 10.0
 """How long one exchange with the tasks may take by default, beyond what it waits for on purpose."""

@@ -48,7 +48,7 @@ from runtime.session.run_options import RunMetadata, RunOptions, describe_output
 from runtime.state.forks import HomeProcess
 from runtime.state.interrupts import uninterrupted
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
-from runtime.transport.security import Security
+from runtime.trust.security import Security
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
-from runtime.transport.channel import Lane
+from runtime.wire.channel import Lane
 
 
 class StepEnding(Cancellation):

@@ -15,7 +15,7 @@ from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
 from runtime.task.executor import PreparedStage
 from runtime.task.traced_stage import FetchFrom, TracedStage
-from runtime.transport.codec import Layout
+from runtime.wire.codec import Layout
 
 Inherited = Any
 """A call as an earlier process of the task has described it; only the function that revives it reads it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from runtime.tensor_spec import Array
-from runtime.transport.listener import Reply
+from runtime.wire.listener import Reply
 
 
 class Replicator(Protocol):

@@ -32,6 +32,7 @@ from runtime.observe.trace import Tracer
 from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2
+from runtime.rpc import rpc
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
@@ -45,12 +46,11 @@ from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
 from runtime.task.traced_stage import FetchFrom, TracedStage, traced_fetch
 from runtime.tensor_spec import AnyArray, Array
-from runtime.transport import rpc
-from runtime.transport.codec import Layout
-from runtime.transport.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
-from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
-from runtime.transport.listener import Reply
-from runtime.transport.messages import call_to_proto
+from runtime.wire.codec import Layout
+from runtime.wire.connection import call_memory, caller_has_hung_up, caller_is_gone, current_lane
+from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
+from runtime.wire.listener import Reply
+from runtime.wire.messages import call_to_proto
 
 _FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
 """The input layouts of the fixed handles, which are not registered."""

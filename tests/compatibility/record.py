@@ -23,8 +23,8 @@ from google.protobuf import descriptor_pb2, text_format
 
 import runtime as rt
 from runtime.proto import services_pb2
-from runtime.transport import rpc
-from runtime.transport.versions import WIRE_VERSION
+from runtime.rpc import rpc
+from runtime.wire.versions import WIRE_VERSION
 from tests.compatibility import model
 
 HERE = pathlib.Path(__file__).parent

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 import runtime as rt
-from runtime.transport import versions
-from runtime.transport.versions import WIRE_VERSION
+from runtime.wire import versions
+from runtime.wire.versions import WIRE_VERSION
 from tests.kit.processes import Program
 from tests.runtime.stranger import key_of
 

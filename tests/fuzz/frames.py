@@ -9,10 +9,10 @@ from collections import Counter
 from typing import Any, Final
 
 import runtime as rt
-from runtime.transport import frames
-from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
+from runtime.wire import frames
+from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from tests.fuzz.victim import PS, Victim
-from tests.runtime.transport.kit import read, say_hello
+from tests.runtime.wire.kit import read, say_hello
 
 ANSWER_SECS: Final = 30.0
 CLIENTS: Final = 64

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from harness.certs import CA
 from runtime.cluster.spec import split_address
-from runtime.transport import frames
+from runtime.wire import frames
 from tests.fuzz.victim import Victim
 from tests.kit import certificates
 from tests.runtime.server.kit import PREFACE

@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from runtime.master.tasks import RemoteTask
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
+from runtime.rpc import rpc
 from runtime.state.leadership import Leadership
-from runtime.transport import rpc
-from runtime.transport.dial import ChannelOptions
+from runtime.wire.dial import ChannelOptions
 from tests.fuzz.victim import PS, Victim
 from tests.runtime.stranger import ORDER, slice_of
 

@@ -20,7 +20,7 @@ from runtime.master.tasks import RemoteTask
 from runtime.plan.place import Device
 from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall
 from runtime.tensor_spec import TensorSpec
-from runtime.transport.dial import ChannelOptions
+from runtime.wire.dial import ChannelOptions
 from tests.fuzz.victim import PS, Victim
 from tests.runtime.expressions import fuzz as mutation
 from tests.runtime.expressions.samples import SAMPLES

@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
-from runtime.transport import rpc
+from runtime.rpc import rpc
 from tests.fuzz.victim import Victim
 
 CHECKS: Final = 20

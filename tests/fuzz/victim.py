@@ -18,9 +18,9 @@ import runtime as rt
 from runtime import limits
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.transport import rpc
-from runtime.transport.endpoint import FAST_PATH_VARIABLE
-from runtime.transport.security import VARIABLE, Security, find_token
+from runtime.rpc import rpc
+from runtime.trust.security import VARIABLE, Security, find_token
+from runtime.wire.endpoint import FAST_PATH_VARIABLE
 from tests.runtime import kit
 
 PS: Final = "/job:ps/task:0"

@@ -15,10 +15,11 @@ from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.proto.run_record_pb2 import RunOrder
+from runtime.rpc import rpc
 from runtime.state.leadership import Leadership
-from runtime.transport import rpc, security
-from runtime.transport.dial import ChannelOptions
-from runtime.transport.security import find_token
+from runtime.trust import security
+from runtime.trust.security import find_token
+from runtime.wire.dial import ChannelOptions
 
 OWNER = 4711
 ORDER = pb.CheckpointOrder

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import errors
-from runtime.transport import frames, rpc
+from runtime.rpc import rpc
+from runtime.wire import frames
 from tests.tools import house
 
 ALL = sorted(errors.ERROR_TYPES.items())
@@ -120,7 +121,7 @@ def test_a_kind_that_a_newer_peer_has_is_of_the_type_that_is_known() -> None:
 
 OF_LIBRARIES = {
     "runtime/errors.py",
-    "runtime/transport/rpc.py",
+    "runtime/rpc/rpc.py",
     "runtime/checkpoint/storage.py",
     "harness/checkpoints/orbax.py",
 }

@@ -23,7 +23,7 @@ from runtime.lowlevel import RunRecords
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.transport import rpc
+from runtime.rpc import rpc
 from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.harness.checkpoints import stream_chief
 from tests.kit.processes import Program

@@ -18,8 +18,8 @@ from runtime.backup import image
 from runtime.backup.holder import BackupHolder, Entry, Header, chunks, packed, packed_message, read_message, unpacked
 from runtime.backup.primary import Capture, CapturedEntry, Primary
 from runtime.errors import AbortedError, UnavailableError
-from runtime.transport.listener import Reply
-from runtime.transport.reply_cache import LaneTable
+from runtime.wire.listener import Reply
+from runtime.wire.reply_cache import LaneTable
 from tests.runtime.kit import addresses
 
 TASK, HOLDER = "/job:ps/task:0", "/job:ps/task:1"

@@ -17,8 +17,8 @@ from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, ProgramOutput, Stage, StageCall
 from runtime.proto import services_pb2 as pb
 from runtime.tensor_spec import TensorSpec
-from runtime.transport.codec import encode_dynamic
-from runtime.transport.messages import call_to_proto
+from runtime.wire.codec import encode_dynamic
+from runtime.wire.messages import call_to_proto
 from tests.runtime import kit
 from tests.runtime.stranger import refused, slice_of, stranger
 

@@ -12,7 +12,7 @@ import pytest
 
 import runtime as rt
 from runtime.master import flow
-from runtime.transport.peer import Peer
+from runtime.wire.peer import Peer
 from tests.harness.optimizers.kit import free_addresses, serving
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until

@@ -15,9 +15,9 @@ import pytest
 import runtime as rt
 from runtime.task import executor
 from runtime.task.worker import RegisteredCall, Worker
-from runtime.transport.channel import Lane
-from runtime.transport.codec import aligned_buffer
-from runtime.transport.listener import Reply
+from runtime.wire.channel import Lane
+from runtime.wire.codec import aligned_buffer
+from runtime.wire.listener import Reply
 from tests.runtime.kit import TARGET, servers
 
 WIDTH = 256 * 1024

@@ -9,7 +9,7 @@ import pytest
 
 import runtime as rt
 from runtime.task.worker import Worker
-from runtime.transport.channel import Lane
+from runtime.wire.channel import Lane
 from tests.runtime.kit import TARGET, addresses, processes, servers
 
 RATE = 0.1

@@ -16,7 +16,7 @@ from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
 from runtime.plan.prune import prune
 from runtime.task.host_kernels import KERNELS, find_kernel
-from runtime.transport.messages import plan_from_proto, plan_to_proto
+from runtime.wire.messages import plan_from_proto, plan_to_proto
 
 TASKS = ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0")
 DEVICES = Devices(

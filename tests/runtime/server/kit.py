@@ -17,8 +17,8 @@ from harness.certs import CA
 from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
-from runtime.transport import Endpoint, frames
-from runtime.transport.security import Security
+from runtime.trust.security import Security
+from runtime.wire import Endpoint, frames
 from tests.runtime import kit
 
 PS = "/job:ps/task:0"

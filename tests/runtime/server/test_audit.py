@@ -15,9 +15,9 @@ from runtime.observe import audit
 from runtime.observe.audit import LOGGER, AuditLog
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
+from runtime.rpc import rpc
 from runtime.server import calls
-from runtime.transport import rpc
-from runtime.transport.security import Refusals
+from runtime.trust.security import Refusals
 from tests.runtime.kit import TARGET, addresses, servers
 from tests.runtime.stranger import challenge
 

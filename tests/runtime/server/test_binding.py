@@ -16,7 +16,7 @@ import runtime as rt
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.master import tasks
 from runtime.server.binding import BIND_VARIABLE, listen_on
-from runtime.transport.listener import TensorServer
+from runtime.wire.listener import TensorServer
 from tests.kit.processes import ROOT
 from tests.runtime import kit
 

@@ -24,8 +24,8 @@ from harness.monitoring import status
 from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
-from runtime.transport import Endpoint, Peer
-from runtime.transport.security import VARIABLE, Security
+from runtime.trust.security import VARIABLE, Security
+from runtime.wire import Endpoint, Peer
 from tests.kit import certificates
 from tests.kit.processes import ROOT
 from tests.kit.waits import until

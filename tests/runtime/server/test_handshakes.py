@@ -12,8 +12,8 @@ import pytest
 import runtime as rt
 from harness.certs import CA
 from runtime.cluster.spec import split_address
-from runtime.transport import diagnosis
-from runtime.transport.security import VARIABLE, Security
+from runtime.trust import diagnosis
+from runtime.trust.security import VARIABLE, Security
 from tests.kit import certificates
 from tests.kit.waits import until
 from tests.runtime import kit

@@ -17,14 +17,15 @@ from runtime.master import tasks
 from runtime.plan.plan import Hold
 from runtime.proto import services_pb2 as pb
 from runtime.proto.run_record_pb2 import RunOrder
+from runtime.rpc import rpc
 from runtime.state.leadership import EPOCHS_AT_ONCE, Leadership
 from runtime.state.ledger import NOBODY
-from runtime.transport import frames, rpc
-from runtime.transport.messages import pack
+from runtime.wire import frames
+from runtime.wire.messages import pack
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import OWNER, Stranger, key_of, refused, stranger
-from tests.runtime.transport import kit as transport_kit
+from tests.runtime.wire import kit as transport_kit
 
 ORDER = pb.CheckpointOrder
 DEFAULT = rt.Limits()

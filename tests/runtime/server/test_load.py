@@ -16,15 +16,15 @@ import pytest
 import runtime as rt
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.transport import frames
-from runtime.transport.messages import pack
-from runtime.transport.security import find_token
+from runtime.trust.security import find_token
+from runtime.wire import frames
+from runtime.wire.messages import pack
 from tests.kit.processes import Program
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.server.test_pools import connection, proven
 from tests.runtime.stranger import refused
-from tests.runtime.transport.kit import say_hello
+from tests.runtime.wire.kit import say_hello
 
 pytestmark = pytest.mark.cluster
 

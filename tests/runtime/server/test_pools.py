@@ -17,11 +17,11 @@ from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder
+from runtime.rpc import rpc
 from runtime.server.calls import METHODS
 from runtime.server.pools import CALLS, CHECKPOINT_ORDERS, CLIENT_WAITING, ORDERS, REGISTRATIONS, WAITING
 from runtime.server.server import Server
 from runtime.state.leadership import Leadership
-from runtime.transport import rpc
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.stranger import ORDER, OWNER, Stranger, refused, slice_of, stranger

@@ -15,7 +15,7 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime import timeouts
-from runtime.transport import threads
+from runtime.rpc import threads
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, processes, servers

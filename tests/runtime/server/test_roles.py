@@ -31,13 +31,15 @@ from runtime.master import tasks
 from runtime.plan.plan import Hold
 from runtime.proto import cluster_pb2, run_record_pb2, services_pb2_grpc, stage_pb2
 from runtime.proto import services_pb2 as pb
+from runtime.rpc import rpc
 from runtime.server.calls import METHODS
 from runtime.state.leadership import Leadership
-from runtime.transport import Endpoint, Peer, roles, rpc
-from runtime.transport.codec import Layout
-from runtime.transport.handles import BACKUP, FETCH, PULL, PUSH
-from runtime.transport.roles import ClientRole, identity_of
-from runtime.transport.security import VARIABLE, Security
+from runtime.trust import roles
+from runtime.trust.roles import ClientRole, identity_of
+from runtime.trust.security import VARIABLE, Security
+from runtime.wire import Endpoint, Peer
+from runtime.wire.codec import Layout
+from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
 from tests.kit import certificates
 from tests.kit.waits import until
 from tests.runtime import kit

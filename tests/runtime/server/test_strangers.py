@@ -27,18 +27,19 @@ from harness.certs import CA
 from runtime.observe.process_metrics import metrics
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
-from runtime.transport import Endpoint, Peer, frames, rpc
-from runtime.transport.codec import Layout
-from runtime.transport.dial import ChannelOptions
-from runtime.transport.handles import BACKUP, PULL
-from runtime.transport.roles import ClientRole
-from runtime.transport.security import VARIABLE, Security, observer_key, tensor_proof
+from runtime.rpc import rpc
+from runtime.trust.roles import ClientRole
+from runtime.trust.security import VARIABLE, Security, observer_key, tensor_proof
+from runtime.wire import Endpoint, Peer, frames
+from runtime.wire.codec import Layout
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.handles import BACKUP, PULL
 from tests.kit import certificates
 from tests.kit.waits import until
 from tests.runtime import kit
 from tests.runtime.server.kit import PS, Training, context_of, greeting, port_of, told
 from tests.runtime.stranger import challenge, shown
-from tests.runtime.transport.kit import read, say_hello, send
+from tests.runtime.wire.kit import read, say_hello, send
 
 pytestmark = pytest.mark.cluster
 

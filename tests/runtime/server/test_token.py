@@ -24,13 +24,14 @@ from harness.monitoring import status
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
-from runtime.transport import Endpoint, Peer, frames, rpc
-from runtime.transport.security import VARIABLE, Security, find_token, tensor_proof
-from runtime.transport.token_files import Token
+from runtime.rpc import rpc
+from runtime.trust.security import VARIABLE, Security, find_token, tensor_proof
+from runtime.trust.token_files import Token
+from runtime.wire import Endpoint, Peer, frames
 from tests.kit.processes import Program, Task
 from tests.runtime import kit
 from tests.runtime.stranger import challenge, key_of, shown
-from tests.runtime.transport.kit import read, say_hello, send
+from tests.runtime.wire.kit import read, say_hello, send
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from tests.runtime import kit
 pytestmark = pytest.mark.cluster
 
 _ROOT = os.path.dirname(rt.__file__)
-ROOMS = [os.path.join(_ROOT, "session"), os.path.join(_ROOT, "master"), os.path.join(_ROOT, "transport", "peer")]
+ROOMS = [os.path.join(_ROOT, "session"), os.path.join(_ROOT, "master"), os.path.join(_ROOT, "wire", "peer")]
 
 
 def hearts() -> int:

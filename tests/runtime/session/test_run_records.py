@@ -23,7 +23,7 @@ from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.server.report import probe
 from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 from runtime.state.store import Resource
-from runtime.transport.dial import ChannelOptions
+from runtime.wire.dial import ChannelOptions
 from tests.kit.processes import Program
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, serve, servers

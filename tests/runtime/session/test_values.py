@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.transport.codec import aligned_buffer
+from runtime.wire.codec import aligned_buffer
 from tests.runtime.kit import KINDS, TARGET, servers, target_of_kind
 
 pytestmark = pytest.mark.cluster

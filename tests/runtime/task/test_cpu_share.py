@@ -17,7 +17,7 @@ import time
 import numpy as np
 import runtime as rt
 from runtime.task.executor import PreparedStage
-from runtime.transport.codec import aligned_buffer
+from runtime.wire.codec import aligned_buffer
 
 own, all_threads = [], []
 run = PreparedStage.run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.transport.connection import Connection
+from runtime.wire.connection import Connection
 from tests.runtime.kit import TARGET, servers
 
 N = 1000  # large enough to travel with the step, in the buffer

@@ -18,7 +18,7 @@ from runtime.task import compiler
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec
-from runtime.transport.messages import call_from_proto, call_to_proto
+from runtime.wire.messages import call_from_proto, call_to_proto
 from tests.runtime.kit import TARGET, in_thread, servers
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)

@@ -1,0 +1,638 @@
+"""The server side of one connection: the hello, then call after call on a thread of its own."""
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from absl import logging
+
+from runtime.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
+from runtime.limits import Limits
+from runtime.tensor_spec import Array, aligned_buffer
+from runtime.trust import roles
+from runtime.trust.certificates import shown_names
+from runtime.trust.greeting import Greeting
+from runtime.trust.roles import ANYBODY, Identity, identity_of
+from runtime.trust.security import NOT_TLS, Refusals, no_handshake, speaks_tls
+from runtime.wire import frames, sockets
+from runtime.wire.codec import (
+    Buffer,
+    Layout,
+    Segments,
+    decode_dynamic,
+    encode_dynamic,
+    fixed_payload,
+    payload_nbytes,
+)
+from runtime.wire.handles import ORDERS
+from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
+
+# A frame is received with its header right before an aligned payload.
+_PAYLOAD_AT: Final = 64
+_HEADER_AT: Final = _PAYLOAD_AT - frames.HEADER_BYTES
+_FIRST_BUFFER_BYTES: Final = 64 << 10
+_LARGE_BUFFER_BYTES: Final = 4 << 20
+_SHRINK_AFTER_CALLS: Final = 64
+_DRAIN_BYTES: Final = 1 << 20
+_VIEWS: Final = 256
+_PERMITTED: Final = 4096
+_TLS_TICK_SECS: Final = 0.25
+"""How soon a thread that waits for its TLS client notices the end: OpenSSL wants one thread at a time."""
+_CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+_Fields = tuple[int, int, int, int, int, int, int]
+
+
+class Reply(NamedTuple):
+    """What a handler answers.
+
+    Attributes:
+        buffers: the tensors. They are sent from their own memory, never copied, and released right after.
+        remember: the call had an effect, so it must not run again: keep the reply until the lane's next call.
+        dynamic: send shapes and dtypes along (the client receives with layout None); strings are allowed.
+    """
+
+    buffers: Sequence[Buffer]
+    remember: bool = False
+    dynamic: bool = False
+
+
+class Handler(Protocol):
+    """What a server does with calls. Called from the threads of many connections at once.
+
+    A handler may also have a method `disconnected(client: int, lane: int) -> None`. It is told when the client
+    hangs up while `call` runs (and now and then when it has just ended), from another thread; it must not block.
+    It lets `call` end early, with an answer that reaches a client that has only hung up its own side (`Lane.cancel`).
+    The client may also connect again and repeat that call: what `call` must not do again it notes in `call_memory()`.
+    `current_lane()` tells `call` its lane, `caller_is_gone()` whether its own connection is meant.
+
+    And a method `permit(handle: int, client: int) -> None`, which raises PermissionDeniedError where a handle is not
+    the client's to call. It is asked once for each connection and handle.
+
+    And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected
+    back: it said goodbye, or had no connection for a while. It may still come back in the second case.
+    """
+
+    def input_layout(self, handle: int) -> Layout | None:
+        """The layout of the inputs of a handle, None if they describe themselves.
+
+        Raises:
+            NotFoundError: there is no such handle.
+        """
+        ...
+
+    def call(self, handle: int, client: int, step: int, inputs: list[Array]) -> Reply:
+        """Runs a call.
+
+        Args:
+            handle: what to run, u32.
+            client: id of the calling client, u64.
+            step: number of its step, u64.
+            inputs: views of the connection's receive buffer, aligned to 64 bytes, valid until `call` returns:
+                a computation that reads them must have ended, and an alias (`jax.device_put`) must be dropped.
+
+        Raises:
+            OpError: told to the client with its code and message.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What the connections of one server share.
+
+    Attributes:
+        handler: runs the calls.
+        task: whose server it is.
+        key: the token that clients must have; None lets everybody in.
+        incarnation: of the server.
+        limits: of the server.
+        own: what its own certificate says that it is.
+        lanes: the memories.
+        refusals: tells of clients without the token.
+        stopping: set when the server ends.
+        leaving: set before that when it ends for good: its clients are told.
+        progress: set after each call while stopping.
+    """
+
+    handler: Handler
+    task: str
+    key: bytes | None
+    incarnation: int
+    limits: Limits
+    lanes: LaneTable[Reply]
+    refusals: Refusals
+    own: Identity = ANYBODY
+    stopping: threading.Event = field(default_factory=threading.Event)
+    leaving: threading.Event = field(default_factory=threading.Event)
+    progress: threading.Event = field(default_factory=threading.Event)
+
+    def notify_gone(self, client: int, *, goodbye: bool) -> None:
+        """Tells the handler that a client is not expected back."""
+        hook = getattr(self.handler, "gone", None)
+        if hook is None:
+            return
+        try:
+            hook(client, goodbye)
+        except Exception:
+            logging.exception("gone() of the handler failed")
+
+
+class _Local(threading.local):
+    lane = 0
+    who = ANYBODY
+    connection: "Connection | None" = None
+
+
+_local = _Local()
+
+
+def current_lane() -> int:
+    """Number of the lane whose call runs on this thread; 0 outside `Handler.call`."""
+    return _local.lane
+
+
+def current_call() -> tuple[int, int]:
+    """Lane and number of the call that runs on this thread; (0, 0) outside `Handler.call`."""
+    connection = _local.connection
+    record = None if connection is None else connection._record
+    return (0, 0) if connection is None or record is None else (connection.lane, record.seq)
+
+
+def current_identity() -> Identity:
+    """Whose call runs on this thread, as far as its client has shown; ANYBODY outside `Handler.call`."""
+    return _local.who
+
+
+def caller_is_gone() -> bool:
+    """Whether the client whose call runs on this thread is known to have hung up; False outside `Handler.call`."""
+    connection = _local.connection
+    return connection is not None and connection.gone
+
+
+def caller_has_hung_up() -> bool:
+    """Like `caller_is_gone`, but asks the socket."""
+    connection = _local.connection
+    return connection is not None and connection.check_hung_up()
+
+
+def call_memory() -> dict[str, Any]:
+    """What the call that runs on this thread has noted, in this run or one that was cut off before it.
+
+    Empty again when the call has been answered. A fresh one outside `Handler.call`.
+    """
+    connection = _local.connection
+    record = None if connection is None else connection._record
+    return {} if record is None else record.memory
+
+
+def peer_host(sock: socket.socket) -> str:
+    """The address of the other end, without a port; in words where it has none."""
+    try:
+        peer = sock.getpeername()
+    except OSError:  # it is gone
+        return "somewhere"
+    return str(peer[0]) if isinstance(peer, tuple) else "a Unix socket"
+
+
+class Connection:
+    """One accepted connection. `run` is its thread; everything else may be called by others.
+
+    Attributes:
+        client: id of the client, 0 before the hello.
+        lane: number of its lane.
+        who: it is, by its certificate.
+        welcomed: whether the hello was good.
+        busy: a call is being handled.
+        gone: the client has hung up, or the server cut the connection.
+        calls: number of calls received.
+        bytes_in: bytes of calls received, headers included.
+        bytes_out: bytes of replies sent.
+        progress: grows with the bytes of large payloads.
+        peer_host: address of the client, without a port.
+        accepted_at: `time.monotonic()`.
+        heard_at: the same of the last ping, or of the beginning.
+    """
+
+    def __init__(
+        self, context: ServerContext, sock: socket.socket, greeting: Greeting, ssl_context: ssl.SSLContext | None
+    ) -> None:
+        """Takes an accepted socket, and with TLS the whole greeting, which without is over."""
+        self.client = 0
+        self.lane = 0
+        self.who = ANYBODY
+        self.welcomed = False
+        self.busy = False
+        self.gone = False
+        self.calls = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.progress = 0
+        self.accepted_at = self.heard_at = time.monotonic()
+        self.fd = sock.fileno()
+        self.peer_host = peer_host(sock)  # now: a client that has gone has no name
+        self._frame_at = 0.0  # since when a payload is being received; 0 while none is
+        self._frame_from = 0
+        self._context = context
+        self._sock = sock
+        self._greeting = greeting
+        self._ssl_context = ssl_context
+        self._sock_lock = threading.Lock()
+        self._closed = False
+        self._record: LaneRecord[Reply] | None = None
+        self._views: dict[int, tuple[Layout, list[Array]]] = {}
+        self._permitted: set[int] = set()
+        self._small_calls = 0
+
+    def run(self) -> None:
+        """Serves the connection until it closes; never raises."""
+        try:
+            self._shake_hands()
+            self._allocate(_FIRST_BUFFER_BYTES)  # not before: strangers cost no memory
+            _local.lane, _local.who, _local.connection = self.lane, self.who, self
+            self._serve()
+        except PermissionDeniedError as error:
+            self._context.refusals.tell(self.peer_host, error.message, "tensors", self.who.names)
+        except (Superseded, ssl.SSLError, OSError) as error:
+            refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
+            if refused:
+                self._context.refusals.tell(self.peer_host, f"{no_handshake(error)} (tensors)")
+            elif not isinstance(error, Superseded):
+                logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
+        except UnauthenticatedError as error:
+            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
+        except ResourceExhaustedError as error:
+            self._context.refusals.tell(self.peer_host, error.message, "limit")
+        except OpError as error:  # not a client of ours, or a damaged one
+            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
+        except Exception:
+            logging.exception("Tensor connection from %s failed", self.peer_host)
+        finally:
+            self.interrupt()
+            if self._record is not None:
+                self._context.lanes.detach(self.client, self.lane, self._record, self, time.monotonic())
+
+    def close(self) -> None:
+        """Closes the socket; after `run` has ended."""
+        with self._sock_lock:
+            self._closed = True
+            self._sock.close()
+
+    def interrupt(self) -> None:
+        """Ends the connection; its thread wakes up and ends."""
+        self.gone = True
+        with self._sock_lock:
+            if not self._closed:
+                sockets.interrupt(self._sock)
+
+    def check_hung_up(self) -> bool:
+        """Whether the client has hung up by now."""
+        if not self.gone:
+            with self._sock_lock:
+                if self._closed or not sockets.hung_up(self._sock):
+                    return False
+            self.gone = True
+        return True
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether nobody but its own thread may write to the connection."""
+        return self._ssl_context is not None
+
+    def send_goodbye(self) -> None:
+        """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
+        farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
+        with self._sock_lock, contextlib.suppress(OSError):  # it is gone, or has not read for long
+            if not self._closed and self.welcomed:
+                flags = 0 if isinstance(self._sock, ssl.SSLSocket) else socket.MSG_DONTWAIT
+                self._sock.send(farewell, flags)
+
+    def note_hang_up(self) -> None:
+        """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
+        if self.check_hung_up() and self.busy:
+            self.notify_handler()
+
+    def notify_handler(self) -> None:
+        """Tells the handler that nobody waits for the call that it runs."""
+        hook = getattr(self._context.handler, "disconnected", None)
+        if hook is None:
+            return
+        try:
+            hook(self.client, self.lane)
+        except Exception:
+            logging.exception("disconnected() of the handler failed")
+
+    def stalled(self) -> None:
+        """Nothing to do: the connection waits as long as the client likes."""
+
+    def too_slow(self, now: float) -> bool:
+        """Whether a call has been coming for too long at too low a rate; for the thread of the listener.
+
+        Args:
+            now: `time.monotonic()`.
+        """
+        began, limits = self._frame_at, self._context.limits
+        secs = now - began
+        return bool(began) and secs > limits.frame_secs and self.progress - self._frame_from < limits.frame_rate * secs
+
+    def _shake_hands(self) -> None:
+        # The listener cuts connections that take too long over this, so no time limit is needed here.
+        context = self._context
+        sockets.tune(self._sock)
+        if self._ssl_context is not None:
+            secure = self._ssl_context.wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
+            with self._sock_lock:
+                self._sock = secure
+                if self._closed or self.gone:
+                    raise ConnectionAbortedError("cut")
+            try:
+                secure.do_handshake()
+            except ssl.SSLError as error:
+                if error.reason in NOT_TLS:
+                    self._refuse_plainly(secure)
+                raise
+            secure.settimeout(_TLS_TICK_SECS)
+            self._hear()
+        sockets.tune_buffers(self._sock)
+        hello = self._greeting.hello
+        try:
+            self._identify()
+            self.client, self.lane = hello.client, hello.lane
+            now = time.monotonic()
+            attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
+            self._record, known, before = attached
+        except (PermissionDeniedError, ResourceExhaustedError) as error:
+            raise self._refusal(error) from None
+        if isinstance(before, Connection):
+            before.interrupt()
+            if before.busy:
+                before.notify_handler()
+        flags = frames.RESUMED if known else 0
+        with self._sock_lock:  # a goodbye comes after it
+            self.welcomed = True  # before the client knows: until then the listener may end it for a newcomer
+            self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
+
+    def _hear(self) -> None:
+        """Hears the greeting of a client that speaks TLS."""
+        greeting = self._greeting
+        while greeting.wanted:
+            window = memoryview(bytearray(greeting.wanted))
+            sockets.receive_rest(self._sock, window, self)
+            try:
+                answer = greeting.hear(window)
+            except OpError as error:
+                raise self._refusal(error) from None
+            if answer:
+                self._sock.sendall(answer)
+
+    def _identify(self) -> None:
+        """Sees who the client is, and that its role lets it connect; raises PermissionDeniedError."""
+        if not isinstance(self._sock, ssl.SSLSocket):
+            return
+        names = shown_names(self._sock)
+        self.who = Identity(names)  # for the log, should it say what it must not
+        self.who = identity_of(names)
+        roles.check_run(self._context.own, self.who)
+        roles.check("tensors", self.who)
+
+    def _permit(self, handle: int) -> None:
+        """Sees that the client may call a handle, once for each; raises PermissionDeniedError."""
+        order = ORDERS.get(handle, "stage")
+        try:
+            roles.check(order, self.who)
+            permit = getattr(self._context.handler, "permit", None)
+            if permit is not None:
+                permit(handle, self.client)
+        except PermissionDeniedError as error:
+            self._context.refusals.tell(self.peer_host, error.message, order, self.who.names)
+            raise
+        if len(self._permitted) >= _PERMITTED:
+            self._permitted.clear()
+        self._permitted.add(handle)
+
+    def _refuse_plainly(self, sock: ssl.SSLSocket) -> None:
+        """Tells a client that does not speak TLS what is wrong."""
+        payload = frames.encode_error(UnauthenticatedError(speaks_tls()))
+        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
+        plain = socket.socket(fileno=os.dup(sock.fileno()))
+        with plain, contextlib.suppress(OSError):  # it has hung up
+            plain.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take our answer back
+            plain.send(head + payload, socket.MSG_DONTWAIT)
+
+    def _refusal(self, error: OpError) -> OpError:
+        """Tells a client why it is not welcome, if it still listens; gives the error, which is told of here, too."""
+        with contextlib.suppress(OSError):
+            self._send_error(0, error)
+        return error
+
+    def _serve(self) -> None:
+        sock = self._sock
+        pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
+        while True:  # to the end of what was sent, also by a client that has hung up: its last word may be a goodbye
+            try:
+                count = sock.recv_into(self._window)
+            except TimeoutError:
+                if not self.is_tls:
+                    raise  # the network's own
+                if self._context.leaving.is_set():
+                    self.send_goodbye()
+                    return
+                continue
+            if count < frames.HEADER_BYTES:
+                if count == 0:
+                    return
+                sockets.receive_rest(sock, self._window[count : frames.HEADER_BYTES], self)
+                count = frames.HEADER_BYTES
+            fields = frames.unpack_header(self._window)
+            kind = fields[1]
+            if kind == frames.CALL and fields[0] == frames.MAGIC:
+                self.busy = True
+                try:
+                    self._call(fields, count)
+                finally:
+                    self.busy = False
+                    if self._capacity > _LARGE_BUFFER_BYTES:
+                        self._consider_shrinking(fields[6])
+                    if self._context.stopping.is_set():
+                        self._context.progress.set()
+                if self._context.stopping.is_set():
+                    if self._context.leaving.is_set():
+                        self.send_goodbye()
+                    return
+                continue
+            frames.check_header(fields, 0)
+            if count != frames.HEADER_BYTES:
+                raise DataLossError("bytes follow a frame that stands alone")
+            if kind == frames.PING:
+                self.heard_at = time.monotonic()
+                sock.sendall(pong)
+            elif kind == frames.GOODBYE:
+                whole = fields[2] & frames.WHOLE_CLIENT
+                self._context.lanes.forget(self.client, None if whole else self.lane, time.monotonic())
+                if whole:
+                    self._context.notify_gone(self.client, goodbye=True)
+                return
+            else:
+                raise DataLossError(f"a client sent a frame of kind {kind}")
+
+    def _call(self, fields: _Fields, count: int) -> None:
+        _, _, flags, handle, seq, step, length = fields
+        record = self._record
+        assert record is not None
+        self.calls += 1
+        self.bytes_in += length + frames.HEADER_BYTES
+        try:
+            layout = self._context.handler.input_layout(handle)
+            if handle not in self._permitted:
+                self._permit(handle)
+            self._check_call(layout, flags, handle, length)
+        except Exception as error:
+            self._drain(length + frames.HEADER_BYTES - count)
+            self._send_error(seq, self._notified(error, handle))
+            return
+        if count != length + frames.HEADER_BYTES:
+            self._receive_payload(length, count)
+        if self.gone:
+            return  # nobody waits for the answer: if it matters, it comes again on another connection
+        try:
+            reply = record.begin(self, seq)
+        except FailedPreconditionError as error:
+            self._send_error(seq, error)
+            return
+        answer = reply or self._run_handler(record, layout, fields)
+        if isinstance(answer, OpError):
+            self._send_error(seq, answer)
+        else:
+            self._send_reply(seq, handle, answer)
+
+    def _run_handler(self, record: LaneRecord[Reply], layout: Layout | None, fields: _Fields) -> Reply | OpError:
+        handle, step, length = fields[3], fields[5], fields[6]
+        kept: Reply | None = None
+        try:
+            reply = self._context.handler.call(handle, self.client, step, self._inputs(layout, handle, length))
+            if reply.remember:
+                kept = reply
+            return reply
+        except Exception as error:
+            # Without its traceback, which would keep the handler's tensors alive in a cycle with this frame.
+            return self._notified(error, handle).with_traceback(None)
+        finally:
+            if record.memory and (kept is not None or not self.gone):
+                record.memory = {}
+            record.finish(kept)
+
+    def _check_call(self, layout: Layout | None, flags: int, handle: int, length: int) -> None:
+        if layout is None:
+            if not flags & frames.DYNAMIC:
+                raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
+            if length > self._context.limits.payload_bytes:
+                raise self._context.limits.exceeded("payload_bytes", frames.too_long(length))
+        elif flags & frames.DYNAMIC or length != layout.nbytes:
+            form = "self-describing" if flags & frames.DYNAMIC else "fixed"
+            raise InvalidArgumentError(f"handle {handle} takes {layout}, got {length} bytes ({form})")
+
+    def _inputs(self, layout: Layout | None, handle: int, length: int) -> list[Array]:
+        if layout is None:
+            return decode_dynamic(self._raw[_PAYLOAD_AT : _PAYLOAD_AT + length])
+        cached = self._views.get(handle)
+        if cached is None or cached[0] is not layout:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            cached = self._views[handle] = (layout, layout.views(self._raw, _PAYLOAD_AT))
+        return list(cached[1])
+
+    def _notified(self, error: Exception, handle: int) -> OpError:
+        if isinstance(error, OpError):
+            if isinstance(error, ResourceExhaustedError) and error.limit:
+                self._context.refusals.tell(self.peer_host, error.message, "limit")
+            return error
+        self._context.refusals.report_failure(self.peer_host, f"call {handle} of client {self.client:x}", error)
+        return InternalError(f"call {handle} failed: {type(error).__name__}: {error}")
+
+    def _send_reply(self, seq: int, handle: int, reply: Reply) -> None:
+        try:
+            if reply.dynamic:
+                segments: Segments = [b"", *encode_dynamic(reply.buffers)]
+                length = payload_nbytes(segments)
+                flags = frames.DYNAMIC
+            else:
+                segments, length = fixed_payload(reply.buffers)
+                flags = 0
+        except Exception as error:
+            self._send_error(seq, self._notified(error, handle))
+            return
+        segments[0] = frames.pack_header(frames.MAGIC, frames.REPLY, flags, handle, seq, 0, length)
+        self._send(segments, length + frames.HEADER_BYTES)
+
+    def _send_error(self, seq: int, error: OpError) -> None:
+        payload = frames.encode_error(error)
+        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, seq, 0, len(payload))
+        self._send([head + payload], len(head) + len(payload))
+
+    def _send(self, segments: Segments, total: int) -> None:
+        sock = self._sock
+        sent = 0
+        self.bytes_out += total  # before the client can have it: who has a reply finds it counted
+        if self._ssl_context is None and len(segments) <= sockets.MAX_IOV:
+            try:
+                sent = sock.sendmsg(segments)
+            except ValueError:  # numpy: not contiguous, found before anything was sent
+                segments = [sockets.byte_view(segment) for segment in segments]
+        if sent != total:
+            sockets.send_rest(sock, segments, sent, self)
+
+    def _receive_payload(self, length: int, count: int) -> None:
+        # `count` bytes of header and payload are in the buffer.
+        have = count - frames.HEADER_BYTES
+        if have > length:
+            raise DataLossError("a client sent a second call before it got the reply of the first")
+        if length > self._capacity:
+            start = self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have]
+            self._allocate(length)
+            self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have] = start
+        self._receive(self._window[count : length + frames.HEADER_BYTES], have)
+
+    def _receive(self, window: memoryview, have: int = 0) -> None:
+        """Receives a part of a call for which the client may not take as long as it likes; so much came before."""
+        self._frame_from, self._frame_at = self.progress - have, time.monotonic()
+        try:
+            sockets.receive_rest(self._sock, window, self)
+        finally:
+            self._frame_at = 0.0
+
+    def _drain(self, count: int) -> None:
+        if count < 0:
+            raise DataLossError("a client sent a second call before it got the reply of the first")
+        scratch = memoryview(bytearray(min(count, _DRAIN_BYTES)))
+        while count > 0:
+            part = scratch[: min(count, _DRAIN_BYTES)]
+            self._receive(part)
+            count -= len(part)
+
+    def _allocate(self, nbytes: int) -> None:
+        self._capacity = nbytes
+        self._raw = aligned_buffer(_PAYLOAD_AT + nbytes)
+        self._window = self._raw.data[_HEADER_AT:]
+        self._views.clear()
+
+    def _consider_shrinking(self, length: int) -> None:
+        # One large call (a restore) must not cost its memory for as long as the connection lives.
+        self._small_calls = self._small_calls + 1 if length * 4 < self._capacity else 0
+        if self._small_calls >= _SHRINK_AFTER_CALLS:
+            self._small_calls = 0
+            self._allocate(max(length, _FIRST_BUFFER_BYTES))

@@ -1,0 +1,275 @@
+"""Opening connections to one task: where it is, by which way, and the hello."""
+
+import hmac
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime import timeouts
+from runtime.cluster.spec import join_address
+from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
+from runtime.limits import Limits
+from runtime.trust import diagnosis, security
+from runtime.trust.certificates import Certificates
+from runtime.trust.security import FindToken, tensor_proof
+from runtime.trust.token_files import Token
+from runtime.wire import addresses, frames, http_proxy, sockets
+from runtime.wire.endpoint import Endpoint, reachable_unix_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """Time limits and sizes of a channel.
+
+    Attributes:
+        reconnect_secs: how long a call tries to reach a silent peer again before UnavailableError.
+        heartbeat_secs: period of the pings.
+        heartbeat_timeout_secs: without an answer for this long the peer is silent and its connections are cut.
+        max_payload_bytes: longest payload of a call that describes itself; one of a layout that both sides know is as
+            long as that says.
+        prefer_unix: use the Unix socket of a peer on this host.
+    """
+
+    reconnect_secs: float = timeouts.RECONNECT_SECS
+    heartbeat_secs: float = timeouts.HEARTBEAT_SECS
+    heartbeat_timeout_secs: float = timeouts.HEARTBEAT_TIMEOUT_SECS
+    max_payload_bytes: int = Limits.payload_bytes
+    prefer_unix: bool = True
+
+
+class Welcome(NamedTuple):
+    """A connection that is ready for frames.
+
+    Attributes:
+        sock: blocking, without a time limit.
+        incarnation: of the server that answered.
+        resumed: whether that server knew the lane.
+    """
+
+    sock: socket.socket
+    incarnation: int
+    resumed: bool
+
+
+class Dialer:
+    """Opens connections to one task for one client; any number of threads may use it.
+
+    Attributes:
+        task: the peer, such as "/job:ps/task:0".
+    """
+
+    def __init__(
+        self,
+        task: str,
+        resolve: Callable[[float], Endpoint],
+        client_id: int,
+        find_token: FindToken,
+        *,
+        options: ChannelOptions,
+        certificates: Certificates | None,
+    ) -> None:
+        """Remembers how to reach the task; touches no network. The arguments are those of `Peer`."""
+        self.task = task
+        self._resolve = resolve
+        self._client_id = client_id
+        self._find_token = find_token
+        self._options = options
+        self._certificates = certificates
+        self._endpoint: Endpoint | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The task, and where it was found last, for messages."""
+        return self.task if self._endpoint is None else f"{self.task} at {self._endpoint}"
+
+    def endpoint(self, stale: Endpoint | None, timeout: float) -> Endpoint:
+        """Where the task is.
+
+        Args:
+            stale: an endpoint that did not work; the task is asked again unless somebody else just did.
+            timeout: seconds that asking may take.
+
+        Raises:
+            UnavailableError: the task is gone.
+            DeadlineExceededError: it did not say in time.
+        """
+        if not self._lock.acquire(timeout=timeout):
+            raise DeadlineExceededError(f"did not tell its tensor port within {timeout:.1f} s", task=self.task)
+        try:
+            if self._endpoint is None or self._endpoint is stale:
+                self._endpoint = self._resolve(timeout)
+            return self._endpoint
+        finally:
+            self._lock.release()
+
+    def dial(
+        self, endpoint: Endpoint, lane: int, attempt: int, timeout: float, adopt: Callable[[socket.socket], None]
+    ) -> Welcome:
+        """Connects and says hello.
+
+        Args:
+            endpoint: where to.
+            lane: number of the lane within this client.
+            attempt: counts the connections of the lane.
+            timeout: seconds for all of it.
+            adopt: is given every socket before it may block, so that another thread can interrupt it;
+                also the last one given is the one to close on failure.
+
+        Raises:
+            ConnectionRefusedError: nobody listens there.
+            OSError: no connection, or it broke, or it took too long.
+            UnauthenticatedError: it refused our token, or could not show that it has it.
+            PermissionDeniedError: its certificate is not that of the task in our run.
+            OpError: the server refused us.
+        """
+        deadline = time.monotonic() + timeout
+        sock = self._connect(endpoint, deadline, adopt)
+        hello = frames.Hello(self._client_id, lane, attempt, secrets.token_bytes(frames.NONCE_BYTES))
+        _send(sock, frames.HELLO, frames.encode_hello(hello))
+        kind, flags, incarnation, payload = self._read_answer(sock, deadline)
+        try:
+            # Looked for now: whoever has answered has left its token before.
+            token = self._find_token(max(0.0, deadline - time.monotonic()))
+            if kind == frames.CHALLENGE:
+                self._prove(sock, token, hello, incarnation, payload)
+                kind, flags, incarnation, _ = self._read_answer(sock, deadline)
+            elif token is not None:
+                raise UnauthenticatedError(security.not_asked(token))
+        except UnauthenticatedError as error:
+            error.task = error.task or self.task
+            raise
+        if kind != frames.WELCOME:
+            raise ConnectionAbortedError(f"the answer to hello has kind {kind}")
+        return Welcome(sock, incarnation, bool(flags & frames.RESUMED))
+
+    def _prove(
+        self, sock: socket.socket, token: Token | None, hello: frames.Hello, incarnation: int, challenge: bytes
+    ) -> None:
+        """Answers a challenge.
+
+        Raises:
+            UnauthenticatedError: the server does not have our token; it has been told that we do not have its.
+        """
+        nonce, proof = challenge[: frames.NONCE_BYTES], challenge[frames.NONCE_BYTES :]
+        about = (nonce, hello, self.task, incarnation)
+        if token is None or not hmac.compare_digest(proof, tensor_proof(token.key, b"server", *about)):
+            _send(sock, frames.PROOF, frames.NO_PROOF)
+            raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
+        _send(sock, frames.PROOF, tensor_proof(token.key, b"client", *about))
+
+    def _read_answer(self, sock: socket.socket, deadline: float) -> tuple[int, int, int, bytes]:
+        """Kind, flags, incarnation and payload of the next frame of the server; raises what an error frame says."""
+        try:
+            fields = frames.unpack_header(_read(sock, frames.HEADER_BYTES, deadline))
+            frames.check_header(fields, frames.MAX_CONTROL_BYTES)
+        except OpError as error:
+            error.task = self.task
+            raise
+        _, kind, flags, _, _, incarnation, length = fields
+        payload = _read(sock, length, deadline)
+        if kind == frames.ERROR:
+            raise frames.decode_error(payload, self.task)
+        return kind, flags, incarnation, payload
+
+    def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
+        via = http_proxy.proxy()
+        path = reachable_unix_path(endpoint) if self._options.prefer_unix and via is None else None
+        if path is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            adopt(sock)
+            sockets.tune(sock)
+            try:
+                _limit(sock, deadline)
+                sock.connect(path)
+                if sockets.peer_user(sock) not in (None, os.geteuid(), 0):
+                    raise PermissionError("another user listens there")
+                return sock
+            except (FileNotFoundError, PermissionError, ConnectionRefusedError):
+                sock.close()  # another user's, another mount, or left over: TCP decides
+        return self._connect_tcp(endpoint, via, deadline, adopt)
+
+    def _connect_tcp(
+        self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
+    ) -> socket.socket:
+        host, port = via or (endpoint.host, endpoint.port)
+        context = None if self._certificates is None else self._certificates.client_context()
+        name = "" if self._certificates is None else self._certificates.name_of(self.task) or endpoint.host
+        sock = addresses.connect(
+            addresses.look_up(host, port, deadline),
+            lambda address: self._make_socket(address, name, context),
+            deadline,
+            adopt,
+        )
+        _limit(sock, deadline)
+        if via is not None:
+            http_proxy.request_tunnel(sock, endpoint.host, endpoint.port, deadline)
+        sockets.tune_buffers(sock)
+        if isinstance(sock, ssl.SSLSocket):
+            self._shake_hands(sock, endpoint, deadline)
+        return sock
+
+    def _make_socket(self, address: addresses.Address, name: str, context: ssl.SSLContext | None) -> socket.socket:
+        sock = socket.socket(address.family, address.kind, address.protocol)
+        sockets.tune(sock)
+        if context is None:
+            return sock
+        # Before it connects: wrapping a connection that has just been cut would lose its descriptor.
+        return context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+
+    def _shake_hands(self, sock: ssl.SSLSocket, endpoint: Endpoint, deadline: float) -> None:
+        _limit(sock, deadline)
+        try:
+            sock.do_handshake()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise  # cut in the middle: worth another try
+        except ssl.SSLError as error:
+            problem: OpError | None = None
+            if isinstance(error, ssl.SSLCertVerificationError):
+                address = join_address(endpoint.host, endpoint.port)
+                problem = diagnosis.look(address, self._certificates, self.task, deadline - time.monotonic()).problem
+            problem = problem or UnauthenticatedError(security.no_handshake(error))
+            problem.task = self.task
+            raise problem from error
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("timed out")
+    sock.settimeout(remaining)
+
+
+def _send(sock: socket.socket, kind: int, payload: bytes) -> None:
+    sock.sendall(frames.pack_header(frames.MAGIC, kind, 0, 0, 0, 0, len(payload)) + payload)
+
+
+def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
+    data = bytearray(count)
+    window = memoryview(data)
+    while window:
+        _limit(sock, deadline)
+        got = _receive(sock, window)
+        if got == 0:
+            if data.startswith(security.TLS_ALERT):
+                raise UnauthenticatedError(security.speaks_tls())
+            raise ConnectionResetError(
+                "the peer closed the connection during the hello: it is ending, or one side speaks TLS and one does not"
+            )
+        window = window[got:]
+    return bytes(data)
+
+
+def _receive(sock: socket.socket, window: memoryview) -> int:
+    try:
+        return sock.recv_into(window)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return 0
+    except ssl.SSLError as error:  # with TLS 1.3 a server looks at our certificate after we have shaken hands
+        raise UnauthenticatedError(security.no_handshake(error)) from error

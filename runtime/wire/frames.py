@@ -1,0 +1,154 @@
+"""Frames of the tensor channel: a 32-byte header, and the payloads of the kinds that carry no tensors.
+
+Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq u64, step u64, payload length u64.
+
+    client                                  server
+    HELLO   who, which lane, nonce      ->
+                                        <-  CHALLENGE  nonce, proof, step = incarnation; of a server with a token
+    PROOF   that we have the token      ->
+                                        <-  WELCOME  step = incarnation, flag RESUMED if the lane is known
+    CALL    handle, seq, step, tensors  ->
+                                        <-  REPLY tensors, or ERROR code, task, message; the same seq
+    PING                                ->
+                                        <-  PONG
+    GOODBYE  forget this lane           ->  (no answer)
+                                        <-  GOODBYE  this server leaves for good (no answer)
+
+One call at most is under way on a connection, so a side that has read a whole frame has read everything there is.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from runtime.errors import DataLossError, OpError, error_from_code, wire_code
+from runtime.wire.versions import WIRE_VERSION
+
+MAGIC: Final = 0xB700 | WIRE_VERSION
+"""Fixed high byte, the wire version in the low byte."""
+
+HELLO: Final = 1
+WELCOME: Final = 2
+CALL: Final = 3
+REPLY: Final = 4
+ERROR: Final = 5
+PING: Final = 6
+PONG: Final = 7
+GOODBYE: Final = 8
+CHALLENGE: Final = 9
+PROOF: Final = 10
+
+DYNAMIC: Final = 1
+"""Flag of CALL and REPLY: the payload describes itself."""
+RESUMED: Final = 2
+"""Flag of WELCOME: the server still knows this lane."""
+WHOLE_CLIENT: Final = 4
+"""Flag of GOODBYE: forget every lane of this client."""
+
+HEADER: Final = struct.Struct("<HBBIQQQ")
+HEADER_BYTES: Final = HEADER.size
+pack_header: Final = HEADER.pack
+unpack_header: Final = HEADER.unpack_from
+
+MAX_CONTROL_BYTES: Final = 64 << 10
+"""Longest payload of what is no call and no reply."""
+NONCE_BYTES: Final = 16
+PROOF_BYTES: Final = 32
+NO_PROOF: Final = bytes(PROOF_BYTES)
+"""What a client without the token answers to a challenge."""
+
+_HELLO: Final = struct.Struct(f"<QQI{NONCE_BYTES}s")
+HELLO_BYTES: Final = _HELLO.size
+_ERROR: Final = struct.Struct("<II")
+
+
+class Hello(NamedTuple):
+    """What a client says first.
+
+    Attributes:
+        client: random id of the client, u64.
+        lane: number of the lane within the client, u64.
+        attempt: counts the connections of this lane, so that a late one is not taken for the newest.
+        nonce: 16 random bytes.
+    """
+
+    client: int
+    lane: int
+    attempt: int
+    nonce: bytes
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The payload of a HELLO."""
+    return _HELLO.pack(*hello)
+
+
+def decode_hello(payload: bytes) -> Hello:
+    """Reads the payload of a HELLO.
+
+    Raises:
+        DataLossError: it is not one.
+    """
+    if len(payload) != HELLO_BYTES:
+        raise DataLossError(f"a hello has {HELLO_BYTES} bytes, and not {len(payload)}")
+    return Hello(*_HELLO.unpack(payload))
+
+
+def encode_error(error: OpError) -> bytes:
+    """The payload of an ERROR; a text that is too long is cut."""
+    task = error.task.encode(errors="replace")[:1024]
+    message = error.message.encode(errors="replace")[: MAX_CONTROL_BYTES - 2048]
+    return _ERROR.pack(wire_code(error), len(task)) + task + message
+
+
+def decode_error(payload: bytes, task: str) -> OpError:
+    """Makes the error that an ERROR carries.
+
+    Args:
+        payload: what `encode_error` made.
+        task: the peer, used when the error names no task.
+
+    Raises:
+        DataLossError: the payload is not one.
+    """
+    if len(payload) < _ERROR.size:
+        raise DataLossError(f"an error frame of {len(payload)} bytes is too short", task=task)
+    code, length = _ERROR.unpack_from(payload)
+    end = _ERROR.size + length
+    if code == 0 or end > len(payload):
+        raise DataLossError("an error frame is damaged", task=task)
+    named = payload[_ERROR.size : end].decode(errors="replace")
+    return error_from_code(code, payload[end:].decode(errors="replace"), named or task)
+
+
+def too_long(length: int) -> str:
+    """What is wrong with a call that carries a payload that describes itself and is over the limit.
+
+    One of a layout that both sides know needs no limit, as another length is refused, and neither does a reply, which
+    was asked for.
+    """
+    return f"{length} bytes of tensors that describe themselves in one call (send them in several steps)"
+
+
+def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -> None:
+    """Refuses a header that is not ours before anything is allocated for it.
+
+    Args:
+        fields: what `unpack_header` gave.
+        limit: longest payload in bytes that is allowed here.
+
+    Raises:
+        DataLossError: other magic or version, unknown kind, or a payload longer than `limit`.
+    """
+    magic, kind, _, _, _, _, length = fields
+    if magic != MAGIC:
+        if magic >> 8 == MAGIC >> 8:
+            ours, theirs = MAGIC & 0xFF, magic & 0xFF
+            raise DataLossError(
+                f"the peer speaks wire version {theirs}, and this process {ours}: install one version of Bellwether on "
+                "all tasks of the cluster"
+            )
+        raise DataLossError("what arrived is not a frame of the tensor channel (is one side TLS and the other not?)")
+    if not HELLO <= kind <= PROOF:
+        raise DataLossError(f"a frame has the unknown kind {kind}")
+    if length > limit:
+        raise DataLossError(f"a frame announces a payload of {length} bytes, the limit is {limit}")

@@ -1,0 +1,207 @@
+"""The client side of one task: a pool of lanes, and a heartbeat that notices when the task falls silent."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
+from runtime.state.forks import HomeProcess
+from runtime.trust.certificates import Certificates
+from runtime.trust.security import FindToken
+from runtime.wire.channel import Lane
+from runtime.wire.dial import ChannelOptions, Dialer
+from runtime.wire.endpoint import Endpoint
+from runtime.wire.heartbeat import Heartbeat
+
+_JOIN_SECS: Final = 5.0
+# Unique in the process: two peers with one client id must not take each other's lanes away.
+_lane_numbers: Final = itertools.count(1)
+
+
+class Peer:
+    """A task as its clients see it. Any number of threads may use it.
+
+    The peer is bound to the incarnation of its first contact: when the task has restarted, every later call raises
+    AbortedError, and a new Peer is needed to talk to the new one.
+
+    Attributes:
+        task: such as "/job:ps/task:0".
+        options: the limits in force.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        resolve: Callable[[float], Endpoint],
+        client_id: int,
+        find_token: FindToken,
+        *,
+        options: ChannelOptions | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """Remembers how to reach the task; touches no network and starts no thread.
+
+        Args:
+            task: name for messages.
+            resolve: asks the task where its tensor port is, given the seconds it may take. Raises UnavailableError
+                if the task is surely gone (nobody listens), DeadlineExceededError if it does not answer.
+            client_id: random u64 of this process or session.
+            find_token: gives the token that the task should ask for; asked for each connection.
+            options: time limits and sizes.
+            certificates: of this process: connections over TCP are TLS with them, and the server's certificate must be
+                that of the task. Unix sockets stay plain.
+        """
+        self.task = task
+        self._home = HomeProcess("the connection")
+        self.options = options or ChannelOptions()
+        self._dialer = Dialer(task, resolve, client_id, find_token, options=self.options, certificates=certificates)
+        self._idle: list[Lane] = []
+        self._lanes: set[Lane] = set()
+        self._lock = threading.Lock()
+        self._incarnation: int | None = None
+        self._lost = False
+        self._closed = threading.Event()
+        self._heart_thread: threading.Thread | None = None
+        self._heart = Heartbeat(
+            self._dialer, next(_lane_numbers), self.options, lanes=self._all_lanes, bind=self._bind, closed=self._closed
+        )
+
+    @property
+    def lost(self) -> bool:
+        """Whether the task was found to have restarted: every later call raises AbortedError."""
+        return self._lost
+
+    @property
+    def incarnation(self) -> int | None:
+        """Incarnation of the server at first contact; None before."""
+        return self._incarnation
+
+    @property
+    def left(self) -> bool:
+        """Whether the task has said goodbye for good."""
+        return self._heart.goodbye_received()
+
+    @property
+    def silent_since(self) -> float | None:
+        """`time.monotonic()` of the last sign of life if the heartbeat has given the peer up, else None."""
+        return self._heart.silent_since
+
+    def acquire(self, *, deadline: float | None = None) -> Lane:
+        """Gives a connected lane to the calling thread, which gives it back by `release`.
+
+        Args:
+            deadline: `time.monotonic()` at which connecting gives up.
+
+        Raises:
+            UnavailableError: the task is gone, or silent for `reconnect_secs`.
+            AbortedError: it has restarted since the first contact.
+            TaskLeftError: it has left for good.
+            UnauthenticatedError: it refused our token, or could not show that it has it.
+            DeadlineExceededError: the deadline has passed.
+            CancelledError: this peer is closed.
+            FailedPreconditionError: this process is a forked child of the one that made the peer.
+        """
+        self._home.check()
+        while not self._lost:
+            try:
+                lane = self._idle.pop()
+            except IndexError:
+                return self._open(deadline)  # of a closed peer an error
+            if lane.usable:
+                return lane
+            self._discard(lane)
+        if self._closed.is_set():
+            raise CancelledError("the connections were closed", task=self.task)
+        raise self._lost_error()
+
+    def release(self, lane: Lane) -> None:
+        """Takes a lane back; one that is broken or has a call under way is closed and dropped."""
+        if lane.usable and not self._lost:
+            self._idle.append(lane)
+            if not self._closed.is_set():
+                return
+            try:  # close() ran before or at this moment, and may or may not have seen the lane
+                self._idle.remove(lane)
+            except ValueError:
+                return
+        self._discard(lane)
+
+    def cancel_calls(self) -> None:
+        """Makes the calls under way raise CancelledError, from any thread; later ones use new connections."""
+        for lane in self._all_lanes():
+            lane.cancel()
+
+    def close(self) -> None:
+        """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time.
+
+        Whoever holds a lane still gives it back: that closes its socket.
+        """
+        if self._home.was_left:
+            return
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            heartbeat = self._heart_thread
+        idle = []
+        while self._idle:
+            idle.append(self._idle.pop())
+        for lane in self._all_lanes():
+            if lane not in idle:
+                lane.cancel()
+        if heartbeat is not None:
+            self._heart.wake()
+            if heartbeat.is_alive():  # a signal may have come into its start, and brought us here
+                heartbeat.join(_JOIN_SECS)
+        for lane in idle:
+            # The heartbeat says goodbye for all, unless it was waiting for an answer or never got to connect.
+            self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)
+
+    def _open(self, deadline: float | None) -> Lane:
+        lane = Lane(self._dialer, next(_lane_numbers), self.options)
+        with self._lock:
+            if self._closed.is_set():
+                raise CancelledError("the connections were closed", task=self.task)
+            self._lanes.add(lane)
+        try:
+            lane.open(deadline)
+            self._bind(lane.incarnation)
+            if self._heart_thread is None:
+                self._start_heart()
+        except BaseException as error:
+            self._discard(lane)
+            if isinstance(error, UnavailableError) and self.left:
+                raise TaskLeftError("it has left: training is over", task=self.task) from error
+            raise
+        return lane
+
+    def _bind(self, incarnation: int) -> None:
+        with self._lock:
+            if self._incarnation is None:
+                self._incarnation = incarnation
+            if self._incarnation == incarnation:
+                return
+            self._lost = True
+        for lane in self._all_lanes():  # they find out as they connect again
+            lane.interrupt()
+        raise self._lost_error()
+
+    def _all_lanes(self) -> list[Lane]:
+        with self._lock:
+            return list(self._lanes)
+
+    def _lost_error(self) -> AbortedError:
+        return AbortedError("restarted since the first contact, its state is gone", task=self.task)
+
+    def _discard(self, lane: Lane, *, goodbye: bool = False, whole_client: bool = False) -> None:
+        lane.close(goodbye=goodbye, whole_client=whole_client)
+        with self._lock:
+            self._lanes.discard(lane)
+
+    def _start_heart(self) -> None:
+        with self._lock:
+            if self._heart_thread is not None or self._closed.is_set():
+                return
+            self._heart_thread = threading.Thread(target=self._heart.run, name=f"heartbeat {self.task}", daemon=True)
+            self._heart_thread.start()

@@ -1,0 +1,43 @@
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from harness.testing.processes import Zygote
+from runtime.wire import host_id, listener, sockets
+
+
+@pytest.fixture
+def no_open_ends() -> Iterator[None]:
+    """Fails a test that leaves a thread (daemons too), a connection or a descriptor behind."""
+    host_id()  # reads a file, once
+    threads, descriptors = set(threading.enumerate()), _descriptors()
+    yield
+    deadline = time.monotonic() + 30
+    threads |= Zygote.lasting_threads()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert set(threading.enumerate()) <= threads
+    while len(left := _descriptors()) > len(descriptors) and time.monotonic() < deadline:
+        time.sleep(0.01)  # a library's own thread may look into a file just now
+    assert len(left) <= len(descriptors), (left - descriptors, descriptors - left)
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    """The open descriptors of this process, with what they are of; without those that last for the whole test run."""
+    found = set()
+    for name in set(os.listdir("/proc/self/fd")) - set(map(str, Zygote.lasting_descriptors())):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has servers and calls look every twentieth of a second at what time has passed, not every second."""
+    monkeypatch.setattr(listener, "_TURN_SECS", 0.05)
+    monkeypatch.setattr(listener, "_TIDY_SECS", 0.05)
+    monkeypatch.setattr(sockets, "TICK_SECS", 0.05)

@@ -1,0 +1,138 @@
+"""A client that is not expected back: it said goodbye, or all its connections have been gone for a while."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from runtime.wire import Peer, TensorServer, connection
+from runtime.wire.connection import Connection
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.reply_cache import LaneTable
+from tests.runtime.wire.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, finds, make_peer, make_server
+
+
+class GoneDesk(Desk):
+    """A handler that notes who is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[tuple[int, bool]] = []
+        self.told = threading.Event()
+
+    def gone(self, client: int, goodbye: bool) -> None:
+        self.left.append((client, goodbye))
+        self.told.set()
+
+
+def _use(peer: Any) -> None:
+    lane = peer.acquire()
+    lane.call(SUM, 1, [], NUMBER)
+    peer.release(lane)
+
+
+def _served(**options: Any) -> tuple[TensorServer, GoneDesk, Any]:
+    desk = GoneDesk()
+    server, _ = make_server(desk, **options)
+    endpoint = server.endpoint("127.0.0.1")
+    return server, desk, lambda timeout: endpoint
+
+
+def test_goodbye_is_told_at_once() -> None:
+    server, desk, resolve = _served(gone_secs=60.0)
+    peer = make_peer(resolve)
+    _use(peer)
+    while peer.silent_since is not None or not peer._heart._connected:
+        threading.Event().wait(0.01)
+    peer.close()
+    assert desk.told.wait(60)
+    assert desk.left == [(CLIENT, True)]
+    server.stop()
+
+
+def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
+    server, desk, resolve = _served(gone_secs=60.0)
+    beating = ChannelOptions(heartbeat_secs=1e-6)  # one is nearly always under way
+    for client in range(1, 51):
+        peer = Peer(TASK, resolve, client, finds(SECRET), options=beating)
+        _use(peer)
+        peer.close()
+        while (client, True) not in desk.left:
+            assert desk.told.wait(60), f"client {client} closed unnoticed"
+            desk.told.clear()
+    server.stop()
+
+
+def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dawdle(self: Connection, used: int) -> None:  # after the reply, until the listener has seen the hang-up
+        deadline = time.monotonic() + 20
+        while not self.gone and time.monotonic() < deadline:
+            threading.Event().wait(0.001)
+
+    monkeypatch.setattr(connection, "_LARGE_BUFFER_BYTES", 0)
+    monkeypatch.setattr(Connection, "_consider_shrinking", dawdle)
+    server, desk, resolve = _served(gone_secs=60.0)
+    peer = make_peer(resolve)
+    lane = peer.acquire()
+    lane.call(SUM, 1, [], NUMBER)
+    lane.close(goodbye=True, whole_client=True)
+    assert desk.told.wait(100)
+    assert desk.left == [(CLIENT, True)]
+    peer.close()
+    server.stop()
+
+
+@pytest.mark.usefixtures("often")
+def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
+    server, desk, resolve = _served(gone_secs=0.2)
+    peer = make_peer(resolve)
+    lane = peer.acquire()
+    lane.call(SUM, 1, [], NUMBER)
+    assert not desk.told.wait(1.5)  # connected, though idle: it is there
+    peer._closed.set()  # as if the process had died: no goodbye
+    peer._heart._connected = False
+    lane.close()
+    peer._heart.wake()
+    assert desk.told.wait(60)
+    assert desk.left == [(CLIENT, False)]
+    peer._heart_thread.join(60)
+    server.stop()
+
+
+def test_who_has_no_connection_is_given_up_once() -> None:
+    class Owner:
+        gone = False
+
+    table: LaneTable[None] = LaneTable()
+    first, second = Owner(), Owner()
+    one, _, _ = table.attach(1, 1, 1, first, 0.0)
+    two, _, _ = table.attach(1, 2, 1, second, 0.0)
+    assert table.give_up(100.0) == []
+    table.detach(1, 1, one, first, 5.0)
+    assert table.give_up(100.0) == []  # the other lane is connected
+    table.detach(1, 2, two, second, 8.0)
+    assert table.give_up(7.0) == []
+    assert table.give_up(9.0) == [1]
+    assert table.give_up(10.0) == []  # told
+    third = Owner()
+    table.attach(1, 1, 2, third, 20.0)
+    table.detach(1, 1, one, third, 30.0)
+    assert table.give_up(31.0) == [1]
+
+
+def test_a_signal_in_the_start_of_the_heartbeat_does_not_fail_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _, resolve = _served(gone_secs=60.0)
+    peer = make_peer(resolve)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.startswith("heartbeat"):
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _use(peer)
+    peer.close()
+    server.stop()

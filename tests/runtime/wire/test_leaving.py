@@ -1,0 +1,82 @@
+"""A server that leaves for good tells its clients, whenever they come to know of it; one that stops tells nothing."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from runtime.errors import TaskLeftError, UnavailableError
+from runtime.wire import ChannelOptions
+from tests.kit.waits import until
+from tests.runtime.wire import kit
+from tests.runtime.wire.kit import ADD, addend, make_peer, make_server
+
+pytestmark = pytest.mark.usefixtures("no_open_ends")
+WAYS = pytest.mark.parametrize("prefer_unix", [False, True], ids=["tcp", "unix"])
+
+
+def served(**options: Any) -> tuple[Any, Any]:
+    server, _ = make_server()
+    gone = threading.Event()
+
+    def resolve(timeout: float) -> Any:
+        if gone.is_set():
+            raise UnavailableError("nobody listens", task=kit.TASK)
+        return server.endpoint("127.0.0.1")
+
+    stop = server.stop
+
+    def stopped(grace: float = 0.0, *, leaving: bool = False) -> None:
+        gone.set()
+        stop(grace, leaving=leaving)
+
+    server.stop = stopped
+    return server, make_peer(resolve, options=ChannelOptions(**options))
+
+
+@WAYS
+@pytest.mark.parametrize(("leaving", "error"), [(True, TaskLeftError), (False, UnavailableError)])
+def test_a_call_after_the_server_has_gone(leaving: bool, error: type[Exception], prefer_unix: bool) -> None:
+    server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=60.0)  # nobody but the call finds out
+    lane = peer.acquire()
+    assert lane.call(ADD, 1, addend(1), kit.NUMBER)
+    server.stop(1.0, leaving=leaving)
+    with pytest.raises(error):
+        lane.call(ADD, 2, addend(1), kit.NUMBER)
+    peer.release(lane)
+    peer.close()
+
+
+@WAYS
+def test_several_calls_later_too(prefer_unix: bool) -> None:
+    server, peer = served(prefer_unix=prefer_unix, heartbeat_secs=0.02)
+    first, second = peer.acquire(), peer.acquire()
+    for lane in (first, second):
+        lane.call(ADD, 1, addend(1), kit.NUMBER)
+        peer.release(lane)
+    until(lambda: peer._heart._connected)
+    server.stop(1.0, leaving=True)
+    peer._heart_thread.join(60)  # the heartbeat has found out, and ends
+    assert not peer._heart_thread.is_alive()
+    for _ in range(3):
+        with pytest.raises(TaskLeftError):  # the third has no connection left
+            lane = peer.acquire()
+            try:
+                lane.call(ADD, 2, addend(1), kit.NUMBER)
+            finally:
+                peer.release(lane)
+    peer.close()
+
+
+def test_signs_of_life() -> None:
+    server, peer = served(heartbeat_secs=0.05)
+    assert server.silent_secs(kit.CLIENT) is None
+    lane = peer.acquire()
+    lane.call(ADD, 1, addend(1), kit.NUMBER)
+    assert server.silent_secs(kit.CLIENT) < 2
+    before = threading.Event()
+    before.wait(0.5)
+    assert server.silent_secs(kit.CLIENT) < 0.45  # the pings
+    peer.release(lane)
+    peer.close()
+    server.stop()

@@ -1,0 +1,230 @@
+"""A port with more connections than it takes: those that are silent give way, those that work do not."""
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime.errors import ResourceExhaustedError
+from runtime.wire import TensorServer, frames, listener
+from runtime.wire.listener import longest_idle
+from tests.kit.waits import until
+from tests.runtime.kit import limited
+from tests.runtime.wire import kit
+from tests.runtime.wire.kit import CLIENT, SECRET, make_server
+from tests.runtime.wire.test_gone import GoneDesk
+
+WELCOMED = frames.WELCOME
+PING = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def serving(desk: kit.Desk | None = None, **limits: Any) -> Iterator[tuple[TensorServer, kit.Desk]]:
+    with limited(**limits) as given:
+        server, made = make_server(desk, limits=given, unix=False)
+        try:
+            yield server, made
+        finally:
+            made.release.set()
+            server.stop()
+
+
+@contextlib.contextmanager
+def connected(server: TensorServer) -> Iterator[tuple[socket.socket, Any]]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock, sock.makefile("rwb") as file:
+        yield sock, file
+
+
+def hello(file: Any, client: int, lane: int = 1) -> tuple[int, bytes]:
+    return kit.say_hello(file, client, SECRET, lane=lane)
+
+
+def is_open(sock: socket.socket) -> bool:
+    """Whether the server has not ended a connection on which nothing is due."""
+    sock.setblocking(False)
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        sock.settimeout(60)
+
+
+def works(server: TensorServer, client: int = CLIENT) -> None:
+    """Somebody who comes now is served."""
+    endpoint = server.endpoint("127.0.0.1")
+    peer = kit.Peer(kit.TASK, lambda timeout: endpoint, client, kit.finds(SECRET))
+    lane = peer.acquire()
+    assert lane.call(kit.SUM, 1, [], kit.NUMBER) == [0]
+    peer.release(lane)
+    peer.close()
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("tensor connection") for thread in threading.enumerate())
+
+
+def test_silent_connections_give_way_and_cost_no_thread() -> None:
+    with serving(handshakes=8, hello_secs=600) as (server, _), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(server))[0] for _ in range(200)]
+        until(lambda: server.counters.accepted == 200 and server.counters.connections <= 8)
+        assert threads() == 0
+        works(server)
+        until(lambda: sum(map(is_open, silent)) <= 8)
+
+
+def test_those_that_begin_a_hello_and_do_not_end_it_give_way() -> None:
+    with serving(handshakes=8, hello_secs=600) as (server, _), contextlib.ExitStack() as stack:
+        for _ in range(100):
+            sock, _file = stack.enter_context(connected(server))
+            sock.sendall(b"\x02")
+        until(lambda: server.counters.accepted == 100 and server.counters.connections <= 8)
+        works(server)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_silent_connection_has_so_long_to_say_hello() -> None:
+    with serving(hello_secs=0.1) as (server, _), connected(server) as (sock, _file):
+        assert sock.recv(1) == b""
+        works(server)
+
+
+def test_a_client_has_so_many_connections_and_the_others_are_not_harmed() -> None:
+    with serving(client_connections=3) as (server, _), contextlib.ExitStack() as stack:
+        files = [stack.enter_context(connected(server))[1] for _ in range(4)]
+        for lane, file in enumerate(files[:3]):
+            assert hello(file, 1, lane)[0] == WELCOMED
+        kind, payload = hello(files[3], 1, 3)
+        assert kind == frames.ERROR and isinstance(frames.decode_error(payload, ""), ResourceExhaustedError)
+        assert b"the limit client_connections is 3" in payload
+        works(server)
+        files[0].close()
+        stack.close()
+        until(lambda: server.counters.connections == 0)
+        with connected(server) as (_sock, file):
+            assert hello(file, 1, 9)[0] == WELCOMED
+
+
+def test_an_idle_connection_gives_way_and_not_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_WORKS_SECS", 0.5)
+    with serving(connections=6) as (server, desk), contextlib.ExitStack() as stack:
+        made = [stack.enter_context(connected(server)) for _ in range(6)]
+        for (_, file), (client, lane) in zip(made, ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1), (4, 1)), strict=True):
+            assert hello(file, client, lane)[0] == WELCOMED
+        waits, pings = made[3][0], made[4][0]
+        waits.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.BLOCK, 1, 1, 0))
+        assert desk.blocked.acquire(timeout=60)
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(0.05):
+                pings.sendall(PING)
+                assert len(made[4][1].read(frames.HEADER_BYTES)) == frames.HEADER_BYTES
+
+        beating = kit.in_thread(beat)
+        clients = itertools.count(100)
+        for left in (2, 1):
+            while not lets_in(server, next(clients), stack):
+                threading.Event().wait(0.01)
+            # It had most. A newcomer who was turned away may have ended one, too.
+            until(lambda left=left: sum(is_open(sock) for sock, _ in made[:3]) <= left)
+        assert is_open(waits)
+        over.set()
+        beating.result(60)
+        assert is_open(pings)
+
+
+def lets_in(server: TensorServer, client: int, stack: contextlib.ExitStack) -> bool:
+    """Whether a new client is welcomed, and not told that all connections worked a moment ago; it stays then."""
+    with contextlib.ExitStack() as own:
+        _, file = own.enter_context(connected(server))
+        try:
+            if hello(file, client)[0] != WELCOMED:
+                return False
+        except OSError:
+            return False
+        stack.push(own.pop_all())
+        return True
+
+
+def test_who_gives_way() -> None:
+    assert longest_idle([], 5.0) is None
+    assert longest_idle([("a", 1, 4.0)], 5.0) is None
+    assert longest_idle([("a", 1, 6.0), ("b", 2, 9.0)], 5.0) == "b"
+    assert longest_idle([("a", 1, 6.0), ("b", 2, 90.0), ("c", 1, 7.0)], 5.0) == "c"
+    assert longest_idle([("a", 1, 1.0), ("b", 2, 90.0), ("c", 1, 2.0)], 5.0) == "b"
+
+
+@pytest.mark.parametrize("handle", [kit.ECHO_FIXED, 999], ids=["a call", "a call that is refused"])
+@pytest.mark.usefixtures("often")
+def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
+    length = kit.MIXED.nbytes
+    with serving(frame_secs=0.2, frame_rate=1 << 20) as (server, _), connected(server) as (sock, file):
+        assert hello(file, 1)[0] == WELCOMED
+        sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, length) + bytes(length // 2))
+        assert file.read() == b""
+        works(server)
+
+
+def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
+    length = kit.MIXED.nbytes
+    with serving(frame_secs=0.2, frame_rate=1) as (server, _), connected(server) as (sock, file):
+        assert hello(file, 1)[0] == WELCOMED
+        sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length) + bytes(length - 1))
+        (connection, _), *_ = server._connections.values()
+        until(lambda: connection._frame_at > 0)
+        threading.Event().wait(0.5)  # longer than frame_secs
+        sock.sendall(bytes(1))
+        assert kit.read(file)[0] == frames.REPLY
+
+
+def test_a_hello_that_is_heard_after_its_client_has_left_leaves_nothing() -> None:
+    desk = GoneDesk()
+    with serving(desk) as (server, _):
+        with connected(server) as (sock, file):
+            assert hello(file, 1, 1)[0] == WELCOMED
+            sock.sendall(frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0))
+            assert desk.told.wait(60)
+        with connected(server) as (_, file):
+            assert hello(file, 1, 2)[0] == WELCOMED  # it was sent before the goodbye, on another connection
+            assert server.counters.lanes == 1
+        until(lambda: server.counters.connections == 0)
+        assert server.counters.lanes == 0
+
+
+def test_a_client_that_comes_again_after_its_goodbye_is_remembered_once_it_has_called() -> None:
+    desk = GoneDesk()
+    with serving(desk) as (server, _):
+        with connected(server) as (sock, file):
+            assert hello(file, 1, 1)[0] == WELCOMED
+            sock.sendall(frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0))
+            assert desk.told.wait(60)
+        with connected(server) as (sock, file):
+            assert hello(file, 1, 2)[0] == WELCOMED
+            sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.SUM, 1, 1, 0))
+            assert kit.read(file)[0] == frames.REPLY
+        until(lambda: server.counters.connections == 0)
+        assert server.counters.lanes == 1
+
+
+def test_a_client_has_so_many_lanes_and_loses_its_own_oldest() -> None:
+    with serving(client_lanes=3) as (server, _):
+        make_one(server, 2, 1)
+        for lane in range(1, 6):
+            make_one(server, 1, lane)
+        assert server.counters.lanes == 4
+        lanes = server._context.lanes._clients
+        assert sorted(lanes[1]) == [3, 4, 5] and sorted(lanes[2]) == [1]
+
+
+def make_one(server: TensorServer, client: int, lane: int) -> None:
+    """A connection that comes and goes without a goodbye."""
+    with connected(server) as (_, file):
+        assert hello(file, client, lane)[0] == WELCOMED
+    until(lambda: server.counters.connections == 0)
