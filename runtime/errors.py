@@ -92,6 +92,18 @@ class HungUpError(CancelledError):
     kind = 1
 
 
+class ClosedSessionError(RuntimeError):
+    """The use of a session after its end.
+
+    Args:
+        session: The number of the session.
+    """
+
+    def __init__(self, session: int) -> None:
+        super().__init__("Attempted to use a closed Session.")
+        self.session = session
+
+
 class TakeoverError(CancelledError):
     """The task goes on from its backup, without what was under way when it died: begun again, it works."""
 

@@ -333,7 +333,8 @@ class Recoveries:
         """
         session = self._session
         if not isinstance(error, LOST_CONTACT):
-            cancelled = isinstance(error, rt.CancelledError) or type(error) is RuntimeError
+            # A hook may raise the same classes while another thread replaces the session: that error is the hook's.
+            cancelled = isinstance(error, rt.CancelledError | RuntimeError) and raw.raised(error)
             return cancelled and session.replaced(raw)
         if self._in_vain >= TRIES:
             again = f"{error.message} (also after {TRIES} recoveries"

@@ -21,10 +21,9 @@ import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed, underlying
 from harness.training.global_step import get_global_step
 from harness.training.hooks.base import (
+    EventsHook,
     FollowsLeader,
-    GlobalStepHook,
     KeepsState,
-    Rests,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -193,8 +192,8 @@ class MonitoredSession:
         for hook in self._hooks:
             if isinstance(hook, KeepsState):
                 hook.forget_state(raw)
-            if isinstance(hook, GlobalStepHook) and isinstance(hook.writer, Rests):
-                hook.writer.rest()
+            if isinstance(hook, EventsHook):
+                hook.rest()
         if not self._graph_was_final:
             self._graph.unsafe_unfinalize()
 

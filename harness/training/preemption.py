@@ -28,7 +28,7 @@ LOCK_SECS = 1.0
 IMPORT_SECS = 5.0
 """SIGTERM takes effect after so long at the latest, also while a module is imported."""
 SWALLOWED_SHARE = 1 / 3
-"""After this share of the grace period a ``SystemExit`` that somebody has caught is raised once more."""
+"""The share of the grace period after which a ``SystemExit`` that the program has caught is raised once more."""
 
 _LOCKING = frozenset(
     (module, function)
@@ -47,15 +47,12 @@ last two are the callbacks of weak collections, in which Python discards an exce
 _IMPORTING = ("importlib._bootstrap", "_find_and_load")
 
 
-class _Event(enum.Enum):
-    NOTICED = enum.auto()
+class _Event(enum.IntEnum):
+    """The word of the main thread to the thread that attends: one of these, or a signal to send again."""
+
+    ENDED = -1
+    NOTICED = 0
     """SIGTERM has come: the grace period begins."""
-    INT_AGAIN = enum.auto()
-    TERM_AGAIN = enum.auto()
-    """A signal is to be sent again."""
-    SWALLOWED = enum.auto()
-    """The ``SystemExit`` is gone, and the block goes on, or has ended."""
-    ENDED = enum.auto()
 
 
 @contextlib.contextmanager
@@ -195,7 +192,7 @@ class _Leave:
         self._locks = _HeldUp(_locks_or_collects, LOCK_SECS)
         around = _imports(sys._getframe())  # this program may be a module that somebody imports
         self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
         self._thread.start()
 
@@ -210,23 +207,26 @@ class _Leave:
         if self._raised:  # with a second signal the way out is being taken
             return
         if _within(_Leave.discarded.__code__, frame) or self._locks(frame) or self._import(frame):
-            self._events.put(_Event.TERM_AGAIN)
+            self._events.put(signal.SIGTERM)
             return
         self._raised = True
         raise self._leave()
 
     def _leave(self) -> _Leaving:
         error = _Leaving(exit_codes.code(exit_codes.PREEMPTED))
-        self._leaving = weakref.ref(error, lambda _: self._events.put(_Event.SWALLOWED))
+        self._leaving = weakref.ref(error)
         return error
+
+    def _is_swallowed(self) -> bool:
+        return self._raised and self._leaving is not None and self._leaving() is None
 
     def discarded(self, what: sys.UnraisableHookArgs) -> None:
         """Called by Python for an exception that cannot be caught; one that a signal has raised is raised once more."""
         if isinstance(what.exc_value, _Leaving):
             self._raised = False
-            self._events.put(_Event.TERM_AGAIN)
+            self._events.put(signal.SIGTERM)
         elif isinstance(what.exc_value, KeyboardInterrupt):
-            self._events.put(_Event.INT_AGAIN)
+            self._events.put(signal.SIGINT)
         else:
             self._ignored(what)
 
@@ -236,29 +236,27 @@ class _Leave:
         self._thread.join()
 
     def _attend(self) -> None:
-        again = math.inf  # when a SystemExit that somebody has swallowed is raised once more
+        look_at = math.inf  # the next look whether somebody has swallowed the SystemExit
         while True:
-            until = min(self._until, again)
+            until = min(self._until, look_at)
             try:
                 event = self._events.get(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
             except queue.Empty:
                 if until == self._until:
                     _cut_off(self._grace_secs)
-                again = math.inf
-                if self._leaving is None or self._leaving() is None:
+                look_at = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
+                if self._is_swallowed():
                     logging.warning("SIGTERM once more: its SystemExit was caught or discarded, and the block goes on")
                     self._raised = False
                     _send_again(signal.SIGTERM)
                 continue
-            match event:
-                case _Event.NOTICED:
-                    logging.warning("SIGTERM: ending within %g s", self._grace_secs)
-                case _Event.SWALLOWED:
-                    again = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
-                case _Event.INT_AGAIN | _Event.TERM_AGAIN:  # what it came into may go on for a moment
-                    _send_again(signal.SIGINT if event is _Event.INT_AGAIN else signal.SIGTERM)
-                case _Event.ENDED:
-                    return
+            if event == _Event.ENDED:
+                return
+            if event == _Event.NOTICED:
+                look_at = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
+                logging.warning("SIGTERM: ending within %g s", self._grace_secs)
+            else:  # a signal: the code that it came into may go on for a moment
+                _send_again(event)
 
 
 def _within(code: CodeType, frame: FrameType | None) -> bool:

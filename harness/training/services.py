@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from absl import logging
@@ -130,11 +131,7 @@ class Checkpoints:
             if not self._is_due(session):
                 return
             if isinstance(self._saver, BackgroundSaver):
-                try:
-                    self._start(session)
-                except rt.OpError as error:
-                    if not costs_this_one(error, session):
-                        raise
+                self._start(session)
             else:  # a user's own, which cannot save in the background
                 self._note(str(self._saved(session, wait=True)), session)
 
@@ -177,9 +174,9 @@ class Checkpoints:
         try:
             path = handle.result()
         except rt.ResourceExhaustedError as error:
-            log_full(error)
+            _log_full(error)
         except LOST_CONTACT as error:
-            logging.warning("this checkpoint was not saved: %s", error)
+            _log_lost(error)
         except (rt.CancelledError, RuntimeError) as error:
             if isinstance(error, rt.lowlevel.TakeoverError):
                 logging.info("this checkpoint is begun again: %s", error)
@@ -287,25 +284,37 @@ def step_in(path: str) -> int | None:
     return int(name) if name.isdigit() else None
 
 
-def log_full(error: rt.ResourceExhaustedError) -> None:
+def _log_full(error: rt.ResourceExhaustedError) -> None:
     """Logs that a checkpoint was not saved because the disk is full."""
     logging.error("%s; training goes on, without this checkpoint: make room", error)
 
 
-def costs_this_one(error: rt.OpError, session: rt.Session) -> bool:
-    """Returns True if an error costs one checkpoint and says nothing of the session; logs it then.
+def _log_lost(error: rt.OpError) -> None:
+    logging.warning("this checkpoint was not saved: %s", error)
 
-    A disk or a store does not answer, or the tasks could not be held still together for long enough.
+
+@contextlib.contextmanager
+def costs_one_checkpoint(session: rt.Session) -> Iterator[None]:
+    """Logs an error of a save that costs one checkpoint and says nothing of the session.
+
+    The disk is full, a disk or a store does not answer, or the tasks could not be held still together for long enough.
 
     Args:
-        error: What the save has raised.
-        session: The session that was saved.
+        session: The session that is saved.
+
+    Raises:
+        OpError: The save failed for another reason, such as a lost task.
     """
-    away = isinstance(error, LOST_CONTACT) and not underlying(session).lost(error)
-    if away or isinstance(error, rt.lowlevel.SnapshotError):
-        logging.warning("this checkpoint was not saved: %s", error)
-        return True
-    return False
+    raw = underlying(session)
+    try:
+        yield
+    except rt.ResourceExhaustedError as error:
+        _log_full(error)
+    except rt.OpError as error:
+        away = isinstance(error, LOST_CONTACT) and not raw.lost(error)
+        if not away and not isinstance(error, rt.lowlevel.SnapshotError):
+            raise
+        _log_lost(error)
 
 
 def _raise_if_replaced(error: Exception, raw: rt.Session, session: rt.Session) -> None:
@@ -339,23 +348,16 @@ class CheckpointThread(LooperThread):
             self._checkpoints.skip(missed)
 
     def save(self) -> bool:
-        """Saves now, in whatever thread; False where a task was lost or slow meanwhile."""
+        """Saves now, in whatever thread; False where an error cost this checkpoint."""
         raw = self._session.raw
         try:
-            with while_open(self._session):
+            with while_open(self._session), costs_one_checkpoint(self._session):
                 self._checkpoints.save(self._session)
-        except rt.ResourceExhaustedError as error:
-            log_full(error)
+                return True
         except LOST_CONTACT as error:
-            if not costs_this_one(error, self._session):
-                logging.warning("this checkpoint was not saved: %s", error)
-                self._session.recover(raw, error)
-            return False
-        except rt.DeadlineExceededError as error:
-            if not costs_this_one(error, self._session):
-                raise
-            return False
-        return True
+            _log_lost(error)
+            self._session.recover(raw, error)
+        return False
 
 
 class Summaries:

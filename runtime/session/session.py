@@ -17,7 +17,15 @@ from absl import logging
 from jax.tree_util import PyTreeDef
 
 from runtime.checkpoint.coordinator import CheckpointCoordinator
-from runtime.errors import AbortedError, DiskAwayError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
+from runtime.errors import (
+    AbortedError,
+    ClosedSessionError,
+    DiskAwayError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
 from runtime.graph.graph import (
     FeedDict,
     Graph,
@@ -165,7 +173,7 @@ class Session:
             OpError: by class what happened, and by name the task, variable or placeholder.
         """
         if self._closed:
-            raise RuntimeError("Attempted to use a closed Session.")
+            raise ClosedSessionError(self.id)
         self._home.check()
         if self.config.operation_timeout_secs is not None and timeout_secs is None:
             timeout_secs = self.config.operation_timeout_secs
@@ -440,7 +448,7 @@ class Session:
         return self._engine.left()
 
     def raised(self, error: BaseException | None) -> bool:
-        """Returns True if the tasks of this session raised an error, or its cause.
+        """Returns True if this session, or a task of it, raised an error or its cause.
 
         A hook, a Python call or a session of another cluster may raise the same class.
 
@@ -448,7 +456,7 @@ class Session:
             error: The error that ended something in which the session was used.
         """
         while error is not None:
-            if isinstance(error, OpError) and error.session == self.id:
+            if isinstance(error, OpError | ClosedSessionError) and error.session == self.id:
                 return True
             error = error.__cause__
         return False

@@ -91,8 +91,6 @@ class GlobalStepHook(SessionRunHook):
     """Base of the hooks that fetch the global step with every step of training."""
 
     _step: rt.Tensor | rt.Variable
-    writer: FileWriter | None = None
-    """The writer of events, of a hook that writes some; a monitored session has it rest at the end."""
 
     def begin(self) -> None:
         """Finds the global step. Raises RuntimeError, naming the hook, when there is none."""
@@ -107,12 +105,33 @@ class GlobalStepHook(SessionRunHook):
         return SessionRunArgs(self._step)
 
 
-@runtime_checkable
-class Rests(Protocol):
-    """A writer of events that a session leaves as it found it; one of another make need not."""
+class EventsHook(GlobalStepHook):
+    """Base of the hooks that write events.
+
+    The hooks of a process share one writer for each directory. A session owns the file of that writer: the file is
+    closed at the end of the session. A writer that the caller has given stays open.
+
+    Args:
+        output_dir: Directory of the events; None for none.
+        summary_writer: Writer of the caller's own, used instead.
+    """
+
+    def __init__(self, output_dir: str | None, summary_writer: FileWriter | None = None) -> None:
+        self._output_dir = None if summary_writer is not None else output_dir
+        self.writer = summary_writer
+
+    def begin(self) -> None:
+        """Finds the global step and opens the writer."""
+        super().begin()
+        if self._output_dir:
+            from harness.tensorboard.writer import FileWriterCache
+
+            self.writer = FileWriterCache.get(self._output_dir)
 
     def rest(self) -> None:
-        """Closes the file until something is added."""
+        """Closes the file of the directory's writer until something is added to it."""
+        if self._output_dir and self.writer is not None:
+            self.writer.rest()
 
 
 @runtime_checkable

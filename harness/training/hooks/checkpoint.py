@@ -11,13 +11,11 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator
-from harness.training.hooks.base import GlobalStepHook, SessionRunContext, SessionRunValues
-from harness.training.hooks.observe import writer_of
+from harness.training.hooks.base import EventsHook, SessionRunContext, SessionRunValues
 from harness.training.hooks.timer import SecondOrStepTimer
-from harness.training.services import Checkpoints, check_basename, costs_this_one, log_full
+from harness.training.services import Checkpoints, check_basename, costs_one_checkpoint
 
 if TYPE_CHECKING:
-    from harness.tensorboard.writer import FileWriter
     from harness.training.readiness import CheckpointSaver
     from harness.training.scaffold import Scaffold
 
@@ -39,7 +37,7 @@ class CheckpointSaverListener:
         """Called at the end, after the last checkpoint."""
 
 
-class CheckpointSaverHook(GlobalStepHook):
+class CheckpointSaverHook(EventsHook):
     """Saves a checkpoint with every new session, then every so many global steps or seconds, and at the end.
 
     Saves run while training goes on; one that is due while the last one still runs is skipped and counted in the
@@ -75,6 +73,7 @@ class CheckpointSaverHook(GlobalStepHook):
             raise ValueError("You cannot provide both saver and scaffold.")
         check_basename(checkpoint_basename)
         self._dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
+        super().__init__(self._dir)
         self.save_path = os.path.join(self._dir, checkpoint_basename)
         """First part of the checkpoints' paths."""
         self._saver = saver
@@ -82,7 +81,6 @@ class CheckpointSaverHook(GlobalStepHook):
         self._listeners = list(listeners or ())
         self._save_graph_def = save_graph_def
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self.writer: FileWriter | None = None
         self._checkpoints: Checkpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
         """Asked before each save whether this chief still leads; a monitored session sets it."""
@@ -91,7 +89,6 @@ class CheckpointSaverHook(GlobalStepHook):
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         super().begin()
-        self.writer = writer_of(self._dir, None)
         for listener in self._listeners:
             listener.begin()
 
@@ -155,16 +152,10 @@ class CheckpointSaverHook(GlobalStepHook):
     def _save(self, session: rt.Session, step: int) -> bool:
         """Saves; returns whether a listener wants training to stop."""
         assert self._checkpoints is not None
-        if not self._listeners:
+        with costs_one_checkpoint(session):
+            if self._listeners:
+                return self._announce_and_save(session, step)
             self._checkpoints.begin(session)
-            return False
-        try:
-            return self._announce_and_save(session, step)
-        except rt.ResourceExhaustedError as error:
-            log_full(error)
-        except rt.OpError as error:
-            if not costs_this_one(error, session):
-                raise
         return False
 
     def _announce_and_save(self, session: rt.Session, step: int) -> bool:

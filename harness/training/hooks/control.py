@@ -126,7 +126,12 @@ class EarlyStoppingHook(GlobalStepHook):
         if self._seen or checkpoint_dir is None:
             return
         newest = layout.latest_checkpoint(checkpoint_dir)
-        saved = None if newest is None else manifest.read_manifest(newest)
+        try:
+            saved = None if newest is None else manifest.read_manifest(newest)
+        except rt.DataLossError as error:
+            # The session is open, so the tasks kept a live model: no restore needed this checkpoint.
+            logging.warning("early stopping counts anew: %s", error)
+            saved = None
         held = {} if saved is None else saved.states.get(session.task, {})
         if _STATE in held:
             self._set_state(states.decode(held[_STATE]))

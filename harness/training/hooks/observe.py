@@ -13,7 +13,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training.hooks.base import (
-    GlobalStepHook,
+    EventsHook,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from harness.training.scaffold import Scaffold
 
 _STANDING_WARNINGS = 5
-
-
-def writer_of(output_dir: str | None, summary_writer: FileWriter | None) -> FileWriter | None:
-    """The given writer, else the process's one for a directory, else None."""
-    if summary_writer is not None or output_dir is None:
-        return summary_writer
-    from harness.tensorboard.writer import FileWriterCache
-
-    return FileWriterCache.get(output_dir)
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -106,7 +97,7 @@ def _tag(tensor: rt.Tensor | rt.Variable | str) -> str:
     return tensor if isinstance(tensor, str) else str(tensor.name)
 
 
-class StepCounterHook(GlobalStepHook):
+class StepCounterHook(EventsHook):
     """Writes and logs the step rate, ``global_step/sec``; the first rate comes at the second time.
 
     Args:
@@ -123,9 +114,8 @@ class StepCounterHook(GlobalStepHook):
         output_dir: str | None = None,
         summary_writer: FileWriter | None = None,
     ) -> None:
+        super().__init__(output_dir, summary_writer)
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
-        self._output_dir = output_dir
-        self.writer = summary_writer
         self._counter: StepCounter | None = None
         self._last: int | None = None
         self._warnings = 0
@@ -134,7 +124,6 @@ class StepCounterHook(GlobalStepHook):
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         super().begin()
-        self.writer = writer_of(self._output_dir, self.writer)
         self._counter = StepCounter(self._step.op.name, self.writer)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -175,7 +164,7 @@ def _writes(operations: Iterable[rt.Operation]) -> bool:
     return False
 
 
-class SummarySaverHook(GlobalStepHook):
+class SummarySaverHook(EventsHook):
     """Writes summaries every so many global steps or seconds; they are fetched in the user's own step, with its feeds.
 
     Without ``output_dir`` and ``summary_writer`` nothing is written; a warning says so.
@@ -203,9 +192,8 @@ class SummarySaverHook(GlobalStepHook):
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise ValueError("Exactly one of scaffold or summary_op must be provided.")
+        super().__init__(output_dir, summary_writer)
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._output_dir = output_dir
-        self.writer = summary_writer
         self._scaffold = scaffold
         self._summary_op = summary_op
         self._next: int | None = None
@@ -213,10 +201,9 @@ class SummarySaverHook(GlobalStepHook):
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
-        self.writer = writer_of(self._output_dir, self.writer)
+        super().begin()
         if self.writer is None:
             logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
-        super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Asks for the summary when it is time; the first step is always summarised."""
@@ -243,7 +230,7 @@ class SummarySaverHook(GlobalStepHook):
             self.writer.flush()
 
 
-class ProfilerHook(GlobalStepHook):
+class ProfilerHook(EventsHook):
     """Traces a step every so often: ``timeline-<step>.json`` for Chrome or Perfetto, and run metadata for TensorBoard.
 
     Args:
@@ -253,16 +240,10 @@ class ProfilerHook(GlobalStepHook):
     """
 
     def __init__(self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = "") -> None:
+        super().__init__(output_dir)
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._output_dir = output_dir
         self._next: int | None = None
         self._requested = False
-        self.writer: FileWriter | None = None
-
-    def begin(self) -> None:
-        """Finds the global step and opens the writer."""
-        super().begin()
-        self.writer = writer_of(self._output_dir or None, None)
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
         """The first step of a session compiles: it is not traced."""
@@ -283,10 +264,11 @@ class ProfilerHook(GlobalStepHook):
             from harness.monitoring import timeline
 
             self._timer.update_last_triggered_step(step)
-            path = os.path.join(self._output_dir, f"timeline-{step}.json")
+            directory = self._output_dir or "."
+            path = os.path.join(directory, f"timeline-{step}.json")
             logging.info("Saving timeline for %d into '%s'.", step, path)
             try:
-                os.makedirs(self._output_dir or ".", exist_ok=True)
+                os.makedirs(directory, exist_ok=True)
                 timeline.write(path, run_values.run_metadata)
             except OSError as error:  # no training depends on it
                 logging.error("the timeline is not written: %s", error)

@@ -426,3 +426,24 @@ def test_a_hook_that_saves_may_be_given_to_all_tasks(tmp_path: pathlib.Path) -> 
                 session.run(more)
             session.close()
     assert latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt" / "6")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of the hook"), rt.CancelledError("of the hook")])
+def test_hooks_own_error_is_raised(error: Exception) -> None:
+    """An error of a hook is no loss, even where another thread has replaced the session meanwhile."""
+
+    class Fails(harness.SessionRunHook):
+        def after_run(self, run_context: harness.SessionRunContext, run_values: harness.SessionRunValues) -> None:
+            loss = rt.AbortedError("lost")
+            loss.session = run_context.session.id
+            recovery = threading.Thread(target=session.managed.recover, args=(run_context.session, loss))
+            recovery.start()
+            recovery.join()
+            raise error
+
+    with rt.Server.create_local_server() as server, rt.Graph().as_default():
+        more = harness.get_or_create_global_step().assign_add(1)
+        creator = harness.ChiefSessionCreator(master=server.target)
+        with pytest.raises(type(error), match="of the hook"):
+            with harness.MonitoredSession(creator, [Fails()]) as session:
+                session.run(more)

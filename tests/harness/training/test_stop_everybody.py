@@ -11,6 +11,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints import layout, manifest
+from harness.checkpoints.manifest import FILE_NAME
 from tests.kit.processes import Program
 from tests.kit.waits import TIMEOUT_SECS
 
@@ -237,3 +238,21 @@ def test_a_hook_begins_anew_in_another_run() -> None:
     assert steps == 4
     again, steps = looks([8.0, 9.0, 7.0], hook=hook)
     assert (again.best, steps) == (7.0, 3)
+
+
+def test_damaged_checkpoints_leave_the_count_anew(tmp_path: pathlib.Path) -> None:
+    """A chief whose model lives on the ps trains on, although no checkpoint can be read."""
+    with rt.Server.create_local_server() as server, rt.Graph().as_default():
+        more = harness.get_or_create_global_step().assign_add(1)
+        for start in range(2):
+            hook = harness.EarlyStoppingHook(lambda _: 1.0, patience=9, every_n_steps=1)
+            with harness.MonitoredTrainingSession(
+                server.target,
+                checkpoint_dir=str(tmp_path),
+                hooks=[hook],
+                save_checkpoint_secs=600 if start == 0 else None,
+            ) as session:
+                reached = int(session.run(more))
+            for manifest in tmp_path.rglob(FILE_NAME):
+                manifest.write_text("{")
+    assert (reached, hook.best_step) == (2, 2)
