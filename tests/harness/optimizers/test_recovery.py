@@ -10,7 +10,8 @@ from tests.harness.optimizers.task import STEPS, batches
 
 pytestmark = pytest.mark.chaos
 
-GOAL = 300
+GATE, GOAL = 200, 300
+"""The step at which workers wait for the death, and the last one."""
 
 
 @pytest.mark.parametrize(("lost", "monitored"), [(0, False), (1, False), (0, True), (1, True)])
@@ -20,7 +21,7 @@ def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
     """One of two ps is killed. Batches go by the step, so training again from a checkpoint ends at the same values."""
     ports = free_addresses(4)
     cluster = {"ps": ports[:2], "worker": ports[2:]}
-    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "rule": "slow"}
+    options = {"cluster": cluster, "needed": 2, "total": 2, "steps": GOAL, "gate": GATE, "rule": "slow"}
     options |= {"logdir": str(tmp_path), "save_secs": 0.3, "monitored": monitored}
     processes = [start("ps", 0, options), start("ps", 1, options)]
     workers = [start("worker", i, options) for i in range(2)]
@@ -28,6 +29,8 @@ def test_a_ps_that_is_lost_comes_back_and_the_model_is_exact(
         for worker in workers:
             worker.wait_for(lambda said: len(said) > 30)
         processes[lost].kill()
+        for worker in workers:
+            worker.tell("go")
         processes.append(start("ps", lost, options))
         last, _ = [worker.hear("END")[1] for worker in workers]
         x, y = batches(2)

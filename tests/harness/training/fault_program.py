@@ -1,9 +1,13 @@
-"""The program of the fault tests: every worker adds 1 to a number on each ps, so many times, under a Supervisor.
+"""The program of the fault tests: every worker adds 1 to a number on each ps, until a file is there.
 
-python -m tests.harness.training.fault_program --additions=500 --logdir=... + the cluster flags
+python -m tests.harness.training.fault_program --until=FILE --logdir=... + the cluster flags
+
+Each worker writes its number of additions beside the file. The chief reads the sums when all have: "SUMS additions
+global_step least greatest least greatest ..".
 """
 
 import os
+import pathlib
 import sys
 import threading
 
@@ -18,10 +22,9 @@ flags.DEFINE_list("ps_hosts", [], "")
 flags.DEFINE_list("worker_hosts", [], "")
 flags.DEFINE_string("job_name", "", "")
 flags.DEFINE_integer("task_index", 0, "")
-flags.DEFINE_integer("additions", 300, "How often each worker adds.")
 flags.DEFINE_string("logdir", "", "")
 flags.DEFINE_float("save_secs", 0, "")
-flags.DEFINE_string("until", "", "The file whose appearance ends all workers, instead of --additions.")
+flags.DEFINE_string("until", "", "The file whose appearance ends all workers.")
 _BYTES = 1 << 12
 
 
@@ -61,19 +64,23 @@ def work(server: rt.Server, ps: int) -> None:
         while not supervisor.should_stop():
             session.run([count, add])
             done += 1
-            if os.path.exists(FLAGS.until) if FLAGS.until else done >= FLAGS.additions:
+            if os.path.exists(FLAGS.until):
                 break
-        print(f"DONE {done}", flush=True)
+        mine = pathlib.Path(f"{FLAGS.until}-{FLAGS.task_index}")
+        mine.with_suffix(".part").write_text(str(done))
+        mine.with_suffix(".part").rename(mine)
         if FLAGS.task_index == 0:
-            wait_for_all(session, global_step, len(FLAGS.worker_hosts))
+            additions = sum(count_of(worker) for worker in range(len(FLAGS.worker_hosts)))
             values = session.run([global_step, *sums])
-            print("SUMS", int(values[0]), *[f"{v.min():g} {v.max():g}" for v in values[1:]], flush=True)
+            print("SUMS", additions, int(values[0]), *[f"{v.min():g} {v.max():g}" for v in values[1:]], flush=True)
 
 
-def wait_for_all(session: rt.Session, global_step: rt.Variable, workers: int) -> None:
-    """Waits until the global step tells that the others are through too; what is too much is seen by the caller."""
-    while not FLAGS.until and int(session.run(global_step)) < workers * FLAGS.additions:
+def count_of(worker: int) -> int:
+    """Waits for the number of additions of a worker."""
+    path = pathlib.Path(f"{FLAGS.until}-{worker}")
+    while not path.exists():
         threading.Event().wait(0.02)
+    return int(path.read_text())
 
 
 if __name__ == "__main__":

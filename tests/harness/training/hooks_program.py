@@ -3,6 +3,7 @@
 python -m tests.harness.training.hooks_program --directory=... --last_step=... + the cluster flags
 """
 
+import itertools
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ flags.DEFINE_integer("task_index", 0, "")
 flags.DEFINE_string("directory", "", "")
 flags.DEFINE_integer("last_step", 300, "")
 flags.DEFINE_bool("nan", False, "The chief's loss becomes NaN at step 50.")
+flags.DEFINE_string("gate", "", "The file without which no worker does more than a quarter of the steps.")
 WAIT_UNTIL = 20
 
 
@@ -113,12 +115,14 @@ def work(server: rt.Server, cluster: dict[str, list[str]]) -> None:
         stop_grace_period_secs=20,
         max_wait_secs=60,
     ) as session:
-        first = True
-        while not session.should_stop():
+        for done in itertools.count(1):
+            if session.should_stop():
+                break
             session.run(step)
-            if first:
+            if done == 1:
                 print("FIRST", flush=True)
-                first = False
+            while FLAGS.gate and done == FLAGS.last_step // 4 and not os.path.exists(FLAGS.gate):
+                threading.Event().wait(0.01)
     print("FINAL", final.final_ops_values, flush=True)
 
 

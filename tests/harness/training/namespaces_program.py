@@ -1,6 +1,6 @@
 """Two network namespaces, a cable between them, a cluster across it, and a time in which the cable loses all packets.
 
-unshare -rn python -m tests.harness.training.namespaces_program ADDITIONS
+unshare -rn python -m tests.harness.training.namespaces_program DIRECTORY
 
 Both ps tasks and the chief are on one side, worker 1 on the other. The cable is whole again when worker 1 has noticed.
 Writes the tasks' lines as "TASK TEXT" and "HEALED" between them, and ends with the tasks' exit codes: "CODES
@@ -9,6 +9,7 @@ worker:0=0 ...".
 
 import contextlib
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -54,15 +55,15 @@ def far_side() -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    additions = int(sys.argv[1])
+    until = pathlib.Path(sys.argv[1]) / "end"
     jobs = {"ps": [f"{HERE}:7001", f"{HERE}:7002"], "worker": [f"{HERE}:7003", f"{THERE}:7004"]}
-    lock, noticed = threading.Lock(), threading.Event()
+    lock, noticed, again = threading.Lock(), threading.Event(), threading.Event()
     with far_side() as inside, contextlib.ExitStack() as stack:
         tasks: dict[str, subprocess.Popen[str]] = {}
         readers = []
         for job, hosts in jobs.items():
             for index in range(len(hosts)):
-                command = [sys.executable, "-m", "tests.harness.training.fault_program", f"--additions={additions}"]
+                command = [sys.executable, "-m", "tests.harness.training.fault_program", f"--until={until}"]
                 command += [f"--{name}_hosts={','.join(listed)}" for name, listed in jobs.items()]
                 command += [f"--job_name={job}", f"--task_index={index}"]
                 where = inside if hosts[index].startswith(THERE) else ()
@@ -77,6 +78,8 @@ def main() -> None:
                             print(name, line.rstrip(), flush=True)
                         if name == "worker:1" and "No answer from" in line:
                             noticed.set()
+                        if name == "worker:1" and "answers again" in line:
+                            again.set()
 
                 readers.append(threading.Thread(target=read))
                 readers[-1].start()
@@ -89,6 +92,9 @@ def main() -> None:
             print("HEALED", flush=True)
         run(*inside, *"tc qdisc del dev far root".split())
         run(*"tc qdisc del dev near root".split())
+        if not again.wait(START_SECS):
+            print("worker 1 is not answered again", flush=True)
+        until.touch()
         codes = {name: task.wait(START_SECS) for name, task in tasks.items()}
         for reader in readers:
             reader.join()

@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_and_comes_back_at_once_is_waited_for(tmp_path: 
 @pytest.mark.parametrize(("style", "code"), [("stop", 1), ("managed", 0), ("monitored", 0)])
 def test_a_worker_that_wakes_after_its_ps_has_left_is_told_so(style: str, code: int, tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE=style) as c:
-        chief, frozen = chief_and_other(c, tmp_path, PAUSE_AT=-1, STEPS=100_000, STEP_SECS=0.001)
+        chief, frozen = chief_and_other(c, tmp_path, PAUSE_AT=-1, STEPS=10**9, STEP_SECS=0.001)
         c.expect(chief, "TRAINED")
         c.freeze(frozen)
         assert c.wait(chief) == 0
