@@ -1,4 +1,8 @@
-"""Supervisor: opens a session that is ready, recovers it, saves and summarises beside training, and ends the run."""
+"""Supervisor: the training helper of TF1, around one session that is ready, recovers and ends well.
+
+A training program makes a ``Supervisor`` and trains in its session. ``supervisor_parts`` checks the arguments,
+``lifecycle`` brings the run from its session to its end, and ``services`` saves and summarises beside training.
+"""
 
 from __future__ import annotations
 
@@ -29,43 +33,44 @@ _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
 
 
 class Supervisor:
-    """A training helper that checkpoints models and computes summaries, and recovers what dies.
+    """A training helper that saves checkpoints, writes summaries and recovers lost tasks.
 
         sv = Supervisor(is_chief=True, logdir="/tmp/run", global_step=global_step)
         with sv.managed_session(server.target) as sess:
             while not sv.should_stop():
                 sess.run(train_op)
 
-    The chief (one task of the cluster) keeps the model that it finds alive on the ps tasks, else restores the newest
-    checkpoint, else initialises; the others wait for that. ``USE_DEFAULT`` picks what is described here, None turns a
-    thing off. The graph is finalized: operations must be made before.
+    The chief is one task of the cluster. The chief keeps a model that is alive on the ps tasks, else restores the
+    newest checkpoint, else initialises. The other tasks wait for the chief. ``USE_DEFAULT`` picks the default that is
+    described below; None turns a part off. The Supervisor finalizes the graph: make operations before.
 
     Args:
-        graph: the graph; the default graph when not given.
-        ready_op: string tensor with the names of what is not ready. Default: the uninitialised variables.
-        ready_for_local_init_op: the same for what ``local_init_op`` needs. Default: nothing is checked.
-        is_chief: whether this task is the one that initialises, saves and summarises.
-        init_op: gives all variables values. Default: every global variable its initial value.
-        init_feed_dict: feeds of ``init_op``.
-        local_init_op: run in every new session of every task. Default: initialises the local variables.
-        logdir: directory of checkpoints and events; None or "" for neither. Only the chief writes there.
-        summary_op: string tensor of a serialized summary, run by a timer. Default: all summaries merged.
-        saver: saves and restores: any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``.
-            Default: a ``Saver`` of all variables.
-        global_step: variable that counts the steps. Default: the graph's global step.
-        save_summaries_secs: seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
-            period like any other: once at the start, and never again.
-        save_model_secs: seconds between checkpoints; 0 for none but a last one at a clean end, and
-            those for a ps that is told to go.
-        recovery_wait_secs: seconds between looks at a ready operation of the user's own.
-        stop_grace_secs: seconds that threads, steps and other tasks have to end after a stop.
-        checkpoint_basename: first part of the checkpoints' names.
-        session_manager: opens sessions instead of the Supervisor's own manager.
-        summary_writer: writes events. Default: a ``FileWriter`` into ``logdir``.
-        init_fn: called with the session after ``init_op``.
+        graph: Graph of the model. Default: the default graph.
+        ready_op: String tensor with the names of what is not ready. Default: the uninitialised variables.
+        ready_for_local_init_op: The same for what ``local_init_op`` needs. Default: nothing is checked.
+        is_chief: True on the task that initialises, saves and summarises.
+        init_op: Operation that gives all variables values. Default: every global variable its initial value.
+        init_feed_dict: Feeds of ``init_op``.
+        local_init_op: Operation that runs in every new session of every task. Default: initialises the local variables.
+        logdir: Directory of checkpoints and events; None or "" for neither. Only the chief writes there.
+        summary_op: String tensor of a serialized summary, run by a timer. Default: all summaries merged.
+        saver: Any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``. Default: a ``Saver`` of
+            all variables.
+        global_step: Variable that counts the steps. Default: the graph's global step.
+        save_summaries_secs: Seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
+            valid period: once at the start, and never again.
+        save_model_secs: Seconds between checkpoints. With 0 the chief saves only at a clean end, and before a ps
+            leaves that was asked to stop.
+        recovery_wait_secs: Seconds between looks at a ready operation of the user's own.
+        stop_grace_secs: Seconds that threads, steps and other tasks have to end after a stop.
+        checkpoint_basename: First part of the checkpoints' names.
+        session_manager: Manager that opens sessions instead of the Supervisor's own.
+        summary_writer: Writer of events. Default: a ``FileWriter`` into ``logdir``.
+        init_fn: Function that is called with the session after ``init_op``.
 
     Raises:
-        ValueError: a number of seconds is negative.
+        TypeError: An argument is of another type, or an object lacks a method.
+        ValueError: A number of seconds is negative, or an operation is not in the graph.
     """
 
     USE_DEFAULT: Final = supervisor_parts.USE_DEFAULT
@@ -151,21 +156,21 @@ class Supervisor:
         recover: bool = True,
         max_wait_secs: float = GIVE_UP_SECS,
     ) -> Iterator[ManagedSession]:
-        """A session that is ready, for the length of a ``with`` block.
+        """Opens a session that is ready, for the length of a ``with`` block.
 
-        At the end of the block threads are stopped, and if it ended without an error (the end of the input,
-        OutOfRangeError, is none) the chief waits for the others, saves a last checkpoint and tells everybody that
-        training is over. An error of the block or of a service thread is raised.
+        The end of the block stops the threads. After a block without an error the chief waits for the other tasks,
+        saves a last checkpoint and reports the end of training to every task. The end of the input, OutOfRangeError,
+        is no error. An error of the block or of a service thread is raised.
 
         Args:
-            master: session target.
-            config: session options; without device filters absent tasks that are not needed block nobody
-                (``("/job:*",)`` asks for all).
-            start_standard_services: whether the chief's checkpoint, summary and step-rate threads are started, and the
-                queue runners.
-            close_summary_writer: whether the writer is closed at the end.
-            recover: open a new session when a task is lost, and run the step again. False: the error comes out.
-            max_wait_secs: how long to wait for the model at the start, and in each recovery.
+            master: Session target.
+            config: Session options. Without device filters the session needs only the tasks that the graph uses;
+                ``("/job:*",)`` asks for all.
+            start_standard_services: True to start the chief's checkpoint, summary and step-rate threads, and the queue
+                runners.
+            close_summary_writer: True to close the writer at the end.
+            recover: True to open a new session when a task is lost, and to run the step again. False raises the error.
+            max_wait_secs: Seconds to wait for the model, at the start and in each recovery.
         """
         over, after_the_stop = True, None
         try:
@@ -176,7 +181,8 @@ class Supervisor:
                 start_standard_services=start_standard_services,
                 recover=recover,
             )
-            session.on_exit = None  # this block ends it
+            # The end of this block ends training; without this the end of a block of the session would, too.
+            session.on_exit = None
             yield session
         except Exception as error:
             if self.coord.should_stop() and not failed(self.coord) and not isinstance(error, _OF_THE_STOP):
@@ -184,7 +190,8 @@ class Supervisor:
                 after_the_stop = error
             else:
                 self.coord.request_stop(error)
-        except BaseException:  # Ctrl-C and the like: save, but training is not over
+        except BaseException:
+            # Ctrl-C and SIGTERM save, but training is not over: the same command continues later.
             over = False
             raise
         finally:
@@ -205,23 +212,24 @@ class Supervisor:
         *,
         recover: bool = True,
     ) -> ManagedSession:
-        """Opens a session that is ready: as the chief makes it so, as another task waits for the chief.
+        """Opens a session that is ready.
 
-        Where the session is used in a ``with`` block, training ends with the block as in ``stop``, but threads of the
-        program's own need not have ended; the summary writer stays open. An error that leaves the block ends nothing:
-        nobody is told that training is over.
+        The chief makes the model ready; another task waits for the chief. Where the session is used in a ``with``
+        block, training ends with the block as in ``stop``. Two things differ: threads of the program's own need not
+        have ended, and the summary writer stays open. After an error that leaves the block no task is informed that
+        training is over.
 
         Args:
-            master: session target.
-            config: session options.
-            wait_for_checkpoint: a chief without a checkpoint waits for one before it initialises.
-            max_wait_secs: how long to wait.
-            start_standard_services: whether services and queue runners are started.
-            recover: as in ``managed_session``.
+            master: Session target.
+            config: Session options.
+            wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint before it initialises.
+            max_wait_secs: Seconds to wait.
+            start_standard_services: True to start services and queue runners.
+            recover: As in ``managed_session``.
 
         Raises:
-            RuntimeError: nothing can make the model ready.
-            DeadlineExceededError: it was not ready in time; says what or who was missing.
+            RuntimeError: Nothing can make the model ready.
+            DeadlineExceededError: The model was not ready in time. The message names what or which task was missing.
         """
         self.coord.clear_stop()
         writer = self.summary_writer
@@ -230,7 +238,8 @@ class Supervisor:
             self._writer_closed = False
         manager = self.session_manager
         role = Role.CHIEF if self.is_chief else Role.OTHER
-        if recover:  # a silent task is waited for: its step is neither lost nor doubled when it answers again
+        if recover:
+            # A silent task is waited for: its step is neither lost nor doubled when the task answers again.
             config = readiness.with_start_timeout(config, max_wait_secs)
         own = isinstance(manager, SessionManager)
 
@@ -276,7 +285,8 @@ class Supervisor:
                 if self.is_chief and self._logdir is not None:
                     self.start_standard_services(session)
                 self.start_queue_runners(session)
-        except BaseException as error:  # nobody gets this session, so nobody will close it
+        except BaseException as error:
+            # The caller does not receive the session, and so cannot close it.
             self.coord.request_stop(error if isinstance(error, Exception) else None)
             self._life.abandon()
             self._life.close()
@@ -288,11 +298,14 @@ class Supervisor:
     def start_standard_services(self, sess: ManagedSession) -> list[Thread] | None:
         """Starts the threads that save checkpoints, write summaries and count steps.
 
+        Args:
+            sess: The session in which the threads run.
+
         Returns:
             The threads, or None without a ``logdir``.
 
         Raises:
-            RuntimeError: this is not the chief.
+            RuntimeError: This task is not the chief.
         """
         if not self.is_chief:
             raise RuntimeError("Only chief supervisor can start standard services, because only the chief writes")
@@ -330,8 +343,8 @@ class Supervisor:
         """Starts the threads that fill queues.
 
         Args:
-            sess: the session that they run in.
-            queue_runners: the graph's collection QUEUE_RUNNERS when not given.
+            sess: The session in which the threads run.
+            queue_runners: The queue runners. Default: the graph's collection QUEUE_RUNNERS.
         """
         if queue_runners is None:
             queue_runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
@@ -347,13 +360,15 @@ class Supervisor:
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
-        """Starts a thread that calls ``target`` at once and then every interval, until a stop; its error stops all.
+        """Starts a thread that calls ``target`` at once and then every interval, until a stop.
+
+        An error of ``target`` stops the Supervisor.
 
         Args:
-            timer_interval_secs: seconds between calls; None for no pause.
-            target: what is called.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
+            timer_interval_secs: Seconds between calls; None for no pause.
+            target: Function that the thread calls.
+            args: Positional arguments of ``target``.
+            kwargs: Keyword arguments of ``target``.
         """
         return LooperThread.loop(self.coord, timer_interval_secs, target, args, kwargs)
 
@@ -361,12 +376,12 @@ class Supervisor:
         """Writes a summary that was computed in a training step.
 
         Args:
-            sess: fetches the global step when it is not given.
-            summary: what the summary operation gave.
-            global_step: its step.
+            sess: Session in which the global step is fetched when none is given.
+            summary: Value of the summary operation.
+            global_step: Step of the summary.
 
         Raises:
-            RuntimeError: there is no summary writer.
+            RuntimeError: There is no summary writer.
         """
         if self.summary_writer is None:
             raise RuntimeError("Writing a summary requires a summary writer.")
@@ -382,18 +397,19 @@ class Supervisor:
         close_summary_writer: bool = True,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Stops threads and services; at a clean end waits for the others, saves and tells them. Closes no session.
+        """Stops threads and services, and ends training. Closes no session.
 
-        What the end of the session's block, or an earlier ``stop``, has done already is not done again.
+        At a clean end the chief waits for the other tasks, saves, and reports the end to them. After the end of the
+        session's block, or an earlier ``stop``, nothing is done a second time.
 
         Args:
-            threads: threads to join beside the Supervisor's own.
-            close_summary_writer: whether the writer is closed.
-            ignore_live_threads: only log threads that outlive the grace period.
+            threads: Threads to join beside the Supervisor's own.
+            close_summary_writer: True to close the writer.
+            ignore_live_threads: True to only log threads that outlive the grace period.
 
         Raises:
-            BaseException: what a thread, or ``request_stop``, has reported.
-            RuntimeError: threads are alive after the grace period; names them.
+            BaseException: The error that a thread, or ``request_stop``, has reported.
+            RuntimeError: Threads are alive after the grace period. The message names them.
         """
         self._end(
             over=True,
@@ -419,7 +435,8 @@ class Supervisor:
                         self._stop_and_join(threads, over=over, ignore_live_threads=ignore_live_threads)
                     self._life.finish(self._final, over=over, checkpoint_dir=directory)
                     break
-                except (KeyboardInterrupt, SystemExit) as error:  # save, but training is not over
+                except (KeyboardInterrupt, SystemExit) as error:
+                    # A first interruption of the end saves, but training is not over; a second one ends at once.
                     if self._life.phase is RunPhase.ENDED or failed(self.coord) or interruption is not None:
                         raise
                     interruption, over = error, False
@@ -435,14 +452,15 @@ class Supervisor:
 
     def _stop_and_join(self, threads: Sequence[Thread] | None, *, over: bool, ignore_live_threads: bool) -> None:
         if over and not failed(self.coord):
-            self._life.wait_for_others()  # with the services still at work
+            # The services are still at work: a long wait for other workers has checkpoints, too.
+            self._life.wait_for_others()
         self.coord.request_stop()
         self._life.limit_silence()
         self._join_services()
         self.coord.join(threads, self._stop_grace_secs, ignore_live_threads)
 
     def _leave_block(self, error: BaseException | None) -> None:
-        """The block of a session from ``prepare_or_wait_for_session`` ends."""
+        """Ends training with the block of a session from ``prepare_or_wait_for_session``."""
         if error is None or isinstance(error, rt.OutOfRangeError):
             self._end(over=True, close_summary_writer=False, ignore_live_threads=True)
         elif not isinstance(error, Exception):
@@ -451,7 +469,10 @@ class Supervisor:
             self._life.abandon()
 
     def _join_services(self) -> None:
-        """Waits for the services: a save that is under way takes what it takes. After a failure, as for any thread."""
+        """Waits for the services, for a save without a limit.
+
+        After a failure no service is waited for here; ``Coordinator.join`` gives all threads the grace period.
+        """
         for thread in self._services:
             while thread.is_alive() and thread is not threading.current_thread() and not failed(self.coord):
                 saves = isinstance(thread, services.CheckpointThread)
@@ -462,7 +483,7 @@ class Supervisor:
                     break
 
     def _final(self, session: rt.Session) -> None:
-        """The last checkpoint and the last summaries, with what was done since the last timer; a summary may fail."""
+        """Writes the last checkpoint, then the last summaries."""
         if self._checkpoints is not None:
             self._checkpoints.save(session)
         if self._summaries is not None:
@@ -471,15 +492,15 @@ class Supervisor:
             self.summary_writer.flush()
 
     def request_stop(self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False) -> None:
-        """Asks everything in this task to stop; see ``Coordinator.request_stop``.
+        """Stops every thread of this task; see ``Coordinator.request_stop``.
 
         Args:
-            ex: why, if it is an error; this task raises it at its end.
-            everybody: order training to end: the other tasks that take part stop too, each after its step. Without an
-                open session, or without other tasks, there is nobody else to stop.
+            ex: Error that stops training; this task raises the error at its end. None for no error.
+            everybody: True to stop the other tasks that take part, too, each after its step. Without an open session,
+                or without other tasks, only this task stops.
 
         Raises:
-            OpError: no ps could be told; this task stops all the same.
+            OpError: The order reached no ps. This task stops all the same.
         """
         try:
             if everybody:
@@ -488,11 +509,11 @@ class Supervisor:
             self.coord.request_stop(ex)
 
     def should_stop(self) -> bool:
-        """Whether training is to stop."""
+        """Returns True if training is to stop."""
         return self.coord.should_stop()
 
     def stop_on_exception(self) -> contextlib.AbstractContextManager[None]:
-        """A context that turns an exception into a stop; ``stop`` raises it."""
+        """Returns a context that turns an exception into a stop; ``stop`` raises that exception."""
         return self.coord.stop_on_exception()
 
     def wait_for_stop(self) -> None:

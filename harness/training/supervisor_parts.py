@@ -1,6 +1,6 @@
-"""The parts of a Supervisor: its arguments are checked, and what was not given is found in the graph or made.
+"""The parts of a Supervisor: its arguments are checked, and each part is taken, found in the graph or made.
 
-The constructor of ``Supervisor`` calls ``assemble`` with its arguments, before it changes anything.
+The constructor of ``Supervisor`` calls ``assemble`` with its arguments, before anything is started.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
         _check_operations(graph, operations)
         asked = given.get("ready_for_local_init_op") is not None
         if asked and operations["local_init_op"] is None and "local_init_op" not in given:
-            operations["local_init_op"] = rt.no_op()  # no local variables; what was asked for is looked at still
+            # The model has no local variables, but the ready operation that was given is still looked at.
+            operations["local_init_op"] = rt.no_op()
     return SupervisorParts(
         graph=graph,
         logdir=logdir,
