@@ -1,11 +1,16 @@
-"""Lifecycle: one task's way through a training run, from its session to an end that leaves nobody behind.
+"""Lifecycle: one task's way through a training run, from its session to an end that leaves no task behind.
 
-Supervisor and MonitoredTrainingSession are two faces of this. It opens the session that recovers by itself, tells the
-run records that this task takes part, and at the end waits, as the chief, for those who still train, lets the caller
-write what is final, and tells everybody that training is over.
+Supervisor and MonitoredTrainingSession are two faces of ``Lifecycle``. A run passes through four steps:
 
-Nothing here limits work: another worker may train, and a last save or evaluation may run, for as long as it takes. What
-is limited, by the grace period, is the silence of a task: no sign of life, which a living one gives every second.
+1. ``open`` makes the session that recovers by itself, and enters this task in the run records.
+2. ``wait_for_others``: the chief waits for the tasks that still train.
+3. ``finish`` has the caller write the last checkpoint, and then reports the end of training to every task.
+4. ``close`` ends the session and the helper threads.
+
+No work is limited here: another worker may train, and a last save or evaluation may run, for as long as needed. The
+grace period limits the silence of a task. A living task gives a sign of life every second.
+
+docs/guarantees.md has the table of the ways in which a run can end.
 """
 
 from __future__ import annotations
@@ -34,35 +39,38 @@ from harness.training.session_manager import LOST_CONTACT, TrainingOver
 from runtime.lowlevel import RunRecords, RunRecordView
 
 _WAIT_SECS = 10.0
+"""Seconds that a question at the end may take, and between two lines in the log of a wait."""
 PROBE_SECS = 1.0
-"""How often the chief looks whether a task is lost that its own steps do not need just now."""
+"""Seconds between two looks of the chief for a lost task that its own steps do not need at the moment."""
 FAILURE_GRACE_SECS = 10.0
-"""How long a step may go on after a service has failed: what it waits for may never come then."""
+"""Seconds that a step may continue after a service has failed: the step may wait in vain then."""
 _POLL_SECS = 1.0
+"""Seconds between two looks at the steps that run after a stop, at most."""
 _STOP_WAIT_SECS = 60.0
-"""How long one of a ps's threads waits for an order to stop before it is asked again; the order comes at once."""
+"""Seconds that a thread of a ps waits for an order to stop before a new question. An order is answered at once."""
 _AT_EXIT_SECS = 5.0
+"""Seconds that the end of the process waits for the thread that asks for orders."""
 LEAST_SILENCE_SECS = 4.0
-"""A task that has been silent for less is not given up, however short the grace period: signs of life may be late."""
+"""Least silence after which a task is given up, however short the grace period: signs of life may be late."""
 GOES_TOO_SECS = 2.0
-"""How long a chief waits before it saves for a ps that has been told to go: one that is told, too, saves at its end."""
+"""Seconds that a chief waits before it saves for a ps that stops: a chief that is to stop, too, saves at its end."""
 LAST_SAVE_SECS = 10.0
-"""How long before a ps goes that has been told to, the chief begins to save once more."""
+"""Seconds between the chief's second save and the end of a ps that was asked to stop."""
 ELASTIC = "elastic"
-"""The collection of a graph that holds something when its workers come and go: one that leaves is not waited for."""
+"""Collection of a graph that is not empty where workers come and go. A worker that leaves is not waited for then."""
 ELASTIC_SILENCE_SECS = 10.0
-"""Where workers come and go, one that has been silent for so long at the end is not waited for: it need not come."""
+"""Silence after which the end does not wait for a worker, where workers come and go: the worker may never return."""
 
 
 class RunPhase(enum.Enum):
-    """The place of a task on its way through a run: each leads to the next, and an interruption to the end."""
+    """Place of a task on its way through a run. Each leads to the next; an interruption leads to ENDING."""
 
     TRAINING = enum.auto()
-    """Steps run, or have the grace period to end after a stop."""
+    """Steps run. After a stop they have the grace period to end."""
     WAITING = enum.auto()
-    """The chief waits for the tasks that still train, and recovers what they need."""
+    """The chief waits for the tasks that still train, and recovers the tasks that those need."""
     ENDING = enum.auto()
-    """The last steps are saved and the end is reported; a task that stays silent ends that."""
+    """The last steps are saved and the end is reported. A task that stays silent cuts this short."""
     ENDED = enum.auto()
     """Nothing is left to save or to report."""
 
@@ -70,10 +78,13 @@ class RunPhase(enum.Enum):
 class Lifecycle:
     """The life of one task in a run.
 
+    A session has three helper threads. ``watch-stop`` cancels a step that outlives a stop, ``await-stop`` waits for the
+    order of another task to stop, and ``probe-tasks`` finds lost tasks on the chief.
+
     Args:
-        coord: stops it.
-        is_chief: the chief waits for the others at the end, and ends the run.
-        stop_grace_secs: how long a task may be silent at the end, and a step under way after a stop may take.
+        coord: Coordinator that stops the task.
+        is_chief: True on the chief, which waits for the other tasks at the end and then ends the run.
+        stop_grace_secs: Seconds that a task may be silent at the end, and that a step may take after a stop.
     """
 
     def __init__(self, coord: Coordinator, is_chief: bool, stop_grace_secs: float) -> None:
@@ -84,13 +95,14 @@ class Lifecycle:
         self.grace_period = GracePeriod(coord, stop_grace_secs)
         self.session: ManagedSession | None = None
         self.silence_secs = max(stop_grace_secs, LEAST_SILENCE_SECS)
-        """A task without a sign of life for so long is not waited for at the end."""
+        """Silence, in seconds, after which a task is not waited for at the end."""
         self._elastic = False
         self.late = False
-        """Whether the run had finished before this task came."""
+        """True if the run had finished before this task came."""
         self.phase = RunPhase.TRAINING
         self.save: Callable[[], object] | None = None
-        """Saves, or has it done soon; called in the chief when a ps has been told to go. Who has a saver sets it."""
+        """Function that saves, now or soon. The chief calls it when a ps is about to leave; a face with a saver sets
+        it."""
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
@@ -114,22 +126,22 @@ class Lifecycle:
         probe: Any = None,
         give_up_secs: float = math.inf,
     ) -> ManagedSession:
-        """Opens the session.
+        """Opens the session, and starts the helper threads.
 
         A task that comes after the end of the run gets a session too, with a stop requested already.
 
         Args:
-            ready: opens a session that is ready for training; told whether it recovers one. TrainingOver means
-                that the run has finished.
-            bare: opens a session that need not be ready.
-            graph: the graph.
-            records: the run records; None when nobody else takes part.
-            recover: whether the session recovers by itself.
-            global_step: the global step, or None.
-            on_recovery: called with each new session after a recovery.
-            probe: names of variables without a value, fetched now and then by the chief, so that it finds out which and
-                who is lost while it does something else.
-            give_up_secs: how long ``ready`` waits at most, for the log.
+            ready: Function that opens a session ready for training. Its argument is True in a recovery. The function
+                raises TrainingOver when the run has finished.
+            bare: Function that opens a session that need not be ready.
+            graph: Graph of the session.
+            records: Run records of the cluster; None when no other task takes part.
+            recover: True for a session that recovers by itself.
+            global_step: Variable that counts the steps, or None.
+            on_recovery: Function that is called with each new session after a recovery.
+            probe: Tensor with the names of variables without a value. The chief fetches it every ``PROBE_SECS`` and so
+                finds a lost task while its training loop is busy elsewhere.
+            give_up_secs: Seconds that ``ready`` waits at most, for the log.
         """
         interrupt_between_locks()
         self.grace_period.renew()
@@ -156,7 +168,8 @@ class Lifecycle:
                     session = bare()
                 except rt.TaskLeftError:
                     raise
-                except rt.OutOfRangeError as error:  # of a function of the user's own: no end of a training to come
+                except rt.OutOfRangeError as error:
+                    # An ``init_fn`` has met the end of its data. In a training loop that error would be a clean end.
                     raise RuntimeError(f"The model could not be made ready: {error}") from error
                 try:
                     if records is not None:
@@ -164,12 +177,14 @@ class Lifecycle:
                     if probes:
                         self._without_value = _names(session, probe, _WAIT_SECS)
                     return session
-                except LOST_CONTACT as error:  # a task was lost just after it was ready
+                except LOST_CONTACT as error:
+                    # A task was lost just after the session was ready: another session, while there is time.
                     session.close()
                     if self.grace_period.exhausted():
                         raise
                     logging.info("lost contact again: %s", error)
-                except BaseException:  # nobody gets this session, so nobody will close it
+                except BaseException:
+                    # The caller does not receive the session, and so cannot close it.
                     session.close()
                     raise
 
@@ -185,7 +200,8 @@ class Lifecycle:
         self.session.is_chief = self.is_chief
         if self.late:
             self.coord.request_stop()
-        self._closed.set()  # of a session before this one
+        # The threads of a session before this one end by their own event.
+        self._closed.set()
         self._closed = threading.Event()
         if probes and not self.late:
             threading.Thread(target=self._probe, args=(self.session,), name="probe-tasks", daemon=True).start()
@@ -196,7 +212,11 @@ class Lifecycle:
         return self.session
 
     def _watch(self, session: ManagedSession, closed: threading.Event) -> None:
-        """After a stop: a step must not wait for ever for what will not come, nor the end for a task that is silent."""
+        """Cancels, after a stop, a step that runs too long; closes the session when a task is silent too long.
+
+        Without this a step would wait for ever for a gradient of a worker that has stopped, and a last save for a ps
+        whose machine is gone.
+        """
         self.coord.wait_for_stop()
         stopped_at = time.monotonic()
         if self._records is not None:
@@ -204,7 +224,8 @@ class Lifecycle:
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
-            if self.phase is RunPhase.ENDED or not self.coord.should_stop():  # or another session is watched
+            # The stop may have been cleared: a thread of its own watches the next session.
+            if self.phase is RunPhase.ENDED or not self.coord.should_stop():
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
             if took > 0 and took >= limit and self.phase is RunPhase.TRAINING:
@@ -218,14 +239,18 @@ class Lifecycle:
                 return
 
     def _await_stop(self, records: RunRecords) -> None:
-        """Requests a stop when somebody, an evaluator say, has ordered training to end by way of the run records."""
+        """Requests a stop when another task, such as an evaluator, has ordered training to end.
+
+        The order comes by the run records on the ps, and so does the notice of a ps that is about to leave.
+        """
         while not self.coord.should_stop():
             try:
                 reason, goes_in_secs = records.wait_stop(_STOP_WAIT_SECS)
             except (rt.CancelledError, rt.TaskLeftError):
                 return
             except (rt.DeadlineExceededError, *LOST_CONTACT):
-                self.coord.wait_for_stop(PROBE_SECS)  # who trains is told of it by a step
+                # A lost task is no matter of this thread: the next step finds the loss and recovers.
+                self.coord.wait_for_stop(PROBE_SECS)
                 continue
             except rt.OpError as error:
                 logging.warning("an order to end training would not be noticed: %s", error)
@@ -237,46 +262,56 @@ class Lifecycle:
                 self._save_before(time.monotonic() + goes_in_secs)
 
     def _save_before(self, goes_at: float) -> None:
-        """As the chief, saves what goes with a ps at a time: now, and once more shortly before."""
+        """Saves, as the chief, the variables of a ps that is about to leave: now, and once more shortly before.
+
+        Args:
+            goes_at: Time at which the ps leaves, on ``time.monotonic()``.
+        """
         if self.save is not None and not self.coord.wait_for_stop(GOES_TOO_SECS):
             left = goes_at - time.monotonic()
             logging.warning("a ps has been told to go, and serves on for %.0f s at most: saving what it holds", left)
-            with self.coord.stop_on_exception():  # as a save that the timer begins
+            # An error of this save stops training, as an error of a save that the timer begins.
+            with self.coord.stop_on_exception():
                 self.save()
                 before = goes_at - LAST_SAVE_SECS - time.monotonic()
                 if left > LAST_SAVE_SECS and not self.coord.wait_for_stop(max(0.0, before)):
                     self.save()
-        self.coord.wait_for_stop(max(PROBE_SECS, goes_at - time.monotonic()))  # until it is gone
+        # The ps reports its departure until it is gone, and is saved for once.
+        self.coord.wait_for_stop(max(PROBE_SECS, goes_at - time.monotonic()))
 
     def stop_everybody(self, reason: str = "") -> None:
-        """Orders all who take part to stop, by the run records; stops nobody where there is no session of a cluster.
+        """Orders all tasks that take part to stop, by the run records.
+
+        Without a session of a cluster there is no other task, and nothing is done.
 
         Args:
-            reason: why, in words, for the others' logs.
+            reason: Reason in words, for the logs of the other tasks.
 
         Raises:
-            OpError: a ps could not be told.
+            OpError: The order did not reach a ps.
         """
         if self._records is not None and self.session is not None and not self.session.closed:
             self._records.stop(reason)
 
     def _check_values(self, raw: rt.Session, secs: float) -> None:
-        """Raises UnavailableError or AbortedError when a task, or what a variable had, is lost: on any of the tasks."""
+        """Raises UnavailableError or AbortedError when any task, or the value of any variable, is lost."""
         lost = sorted(_names(raw, self._probed, secs) - self._without_value)
-        if lost:  # an update that failed has taken them along
+        if lost:
+            # The task lives, but an update that failed has taken the values along: a new session restores them.
             error = rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
             error.session = raw.id
             raise error
 
     def _probe(self, session: ManagedSession) -> None:
-        """Makes the chief restore what is lost even while its training loop is busy elsewhere."""
+        """Makes the chief restore lost variables even while its training loop is busy elsewhere."""
         while not self.coord.wait_for_stop(PROBE_SECS):
             raw = session.raw
             try:
                 self._check_values(raw, _WAIT_SECS)
             except RuntimeError:
+                # The session was closed, unless another thread has replaced it meanwhile.
                 if raw is session.raw:
-                    return  # it is closed: this is the end
+                    return
             except LOST_CONTACT as error:
                 try:
                     session.recover(raw, error)
@@ -287,25 +322,27 @@ class Lifecycle:
                 logging.info("probing the tasks: %s", error)
 
     def limit_silence(self) -> None:
-        """From here on a ps that is silent for too long ends what waits for it, with the session."""
+        """Lets a ps that is silent for too long end the session from here on, with every wait in it."""
         if self.phase is not RunPhase.ENDED:
             self.phase = RunPhase.ENDING
 
     def leads(self) -> bool:
-        """Whether this chief may write checkpoints: no other one has taken its place."""
+        """Returns True if this chief may write checkpoints: no other chief has taken its place."""
         return self._records is None or self._records.leads()
 
     def wait_for_others(self) -> None:
-        """As the chief, waits until all who take part are done; they may need what only a chief can restore.
+        """Waits, as the chief, until all tasks that take part are done.
 
-        Whoever lives is waited for, however long it takes. The wait ends early for those who give no sign of life for
-        the grace period, when the tasks with the variables do not answer for so long, and when a service fails.
+        The other tasks may lose a ps meanwhile, which only a chief can restore. A living task is waited for without a
+        limit. The wait ends early in three cases: the tasks that are left have been silent for the grace period, the
+        ps tasks do not answer for the grace period, or a service fails.
         """
         records, session = self._records, self.session
         self._note_reached()
         if records is None or session is None or not self.is_chief or self.late or self.phase is RunPhase.ENDED:
             return
-        records.answer_secs = self._answer_secs  # from here on a dead task is not waited for any longer
+        # From here on a question to a dead task ends early: training needs no answer any more.
+        records.answer_secs = self._answer_secs
         began = answered_at = time.monotonic()
         wait, logged_at, rested = 0.0, -math.inf, -1
         logged_gone: set[str] = set()
@@ -314,7 +351,9 @@ class Lifecycle:
             while not failed(self.coord):
                 self.grace_period.deadline = answered_at + self.silence_secs
                 try:
-                    if wait and rested != session.recoveries:  # nobody need keep step with a chief that only waits
+                    # Synchronous workers need not wait for the gradient of a chief that only waits. A recovered ps
+                    # has forgotten this.
+                    if wait and rested != session.recoveries:
                         records.rest(session.id)
                         rested = session.recoveries
                     silences = records.wait_done(wait)
@@ -326,9 +365,10 @@ class Lifecycle:
                         logging.warning("not waiting any longer for the others: the tasks cannot be asked for them")
                         return
                     self.grace_period.wait(0.2)
-                    self._step(session)  # recovers what is lost on the way: the others need it too
+                    # This step recovers a lost task, which the other workers need too.
+                    self._step(session)
                     continue
-                # One that never came to any of the tasks has the time of a silent one, from now on.
+                # A worker that never came to any ps has the time of a silent worker, from now on.
                 quiet = {who: min(secs, now - began) if secs == math.inf else secs for who, secs in silences.items()}
                 left = [who for who, secs in quiet.items() if secs < self._worker_silence_secs]
                 gone = quiet.keys() - set(left)
@@ -341,7 +381,8 @@ class Lifecycle:
                 if now - logged_at >= _WAIT_SECS:
                     logged_at = now
                     silent_ones = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
-                    level = logging.INFO if now - began < _WAIT_SECS else logging.WARNING  # what lasts is seen by all
+                    # A wait that lasts is seen without INFO, too.
+                    level = logging.INFO if now - began < _WAIT_SECS else logging.WARNING
                     logging.log(level, "waiting for %s to finish training (step %s)", ", ".join(silent_ones), step)
                 soonest = min(self._worker_silence_secs - quiet[who] for who in left)
                 wait = min(_WAIT_SECS, max(0.1, soonest))
@@ -350,15 +391,16 @@ class Lifecycle:
 
     @property
     def _worker_silence_secs(self) -> float:
-        """A worker without a sign of life for so long is not waited for at the end."""
+        """Silence, in seconds, after which a worker is not waited for at the end."""
         return min(self.silence_secs, ELASTIC_SILENCE_SECS) if self._elastic else self.silence_secs
 
     def _step(self, session: ManagedSession) -> int | None:
-        """The global step now; a lost ps, whichever it is, is recovered on the way, as the others need it too."""
+        """Returns the global step, None when it is not known; recovers any ps that is lost."""
         if session.closed:
             return self._reached
         try:
-            if self._probed is not None:  # the thread that probes has ended with the stop
+            # The thread that probes has ended with the stop, so this step looks at every ps in its place.
+            if self._probed is not None:
                 raw = session.raw
                 try:
                     self._check_values(raw, self._answer_secs)
@@ -388,18 +430,18 @@ class Lifecycle:
         checkpoint_dir: str | None = None,
         shield: bool = True,
     ) -> None:
-        """Ends this task's part: does what is final, then tells the others. Does nothing the second time.
+        """Ends this task's part: saves, then reports the end to the other tasks. Does nothing the second time.
 
         Args:
-            final: writes the last checkpoint and summaries; called again when a task was lost meanwhile.
-            over: training is done; False when it was interrupted and will be taken up again.
-            checkpoint_dir: where the chief's checkpoints lie; None when it writes none.
-            shield: SIGTERM and Ctrl-C come out after this instead of within it (``preemption.shielded``). Without
-                that ``finish`` may be called again after an interruption.
+            final: Function that writes the last checkpoint and summaries. Called again when a task was lost meanwhile.
+            over: True when training is done; False when training was interrupted and will continue later.
+            checkpoint_dir: Directory of the chief's checkpoints; None when there are none.
+            shield: True to hold SIGTERM and Ctrl-C back until the end of this call (``preemption.shielded``). With
+                False ``finish`` may be called again after an interruption.
 
         Raises:
-            AbortedError, UnavailableError: a task was lost meanwhile, and steps with it (``save_the_end``), or was
-                silent for too long for them to be saved. The others are not told that training is over.
+            AbortedError, UnavailableError: A task was lost, and steps with it (``save_the_end``), or was silent for too
+                long to be saved. The end of training is not reported then.
         """
         if self.session is None or self.phase is RunPhase.ENDED:
             return
@@ -453,7 +495,8 @@ class Lifecycle:
                     raise rt.UnavailableError(text) from error
             else:
                 final(session)
-        if over and not signals:  # one that is interrupted is started again
+        # A task with a signal is started again: the end of training is not reported.
+        if over and not signals:
             if self._records is not None:
                 self._report_done(self._records, session, str(checkpoint_dir) if saves else None)
             elif saves and not self.late:
@@ -464,14 +507,14 @@ class Lifecycle:
             self._log_interrupted(str(checkpoint_dir) if saves else None)
 
     def _log_interrupted(self, checkpoint_dir: str | None) -> None:
-        """What somebody wants to know who has just pressed Ctrl-C; what is lost, if anything, has been told before."""
+        """Logs, for a user who has just pressed Ctrl-C, which step is saved. Losses were logged before."""
         if checkpoint_dir is None:
             logging.warning("interrupted: nothing is saved, as no checkpoints are written here")
         elif (step := saved_step(checkpoint_dir)) is not None:
             logging.warning("interrupted: step %d is saved in %s; the same command goes on there", step, checkpoint_dir)
 
     def _say_goodbye(self, records: RunRecords, session: ManagedSession) -> None:
-        """Training goes on without this worker: nobody is to wait for it, nor to hold it for dead."""
+        """Reports that training continues without this worker: no task waits for it or takes it for dead."""
         try:
             records.done(leave=False, session=session.id, goodbye=True)
             logging.info("left the training run, which goes on without this task")
@@ -485,7 +528,8 @@ class Lifecycle:
                 end = self._worker_silence_secs, _key(self._global_step), step, self._elastic
                 try:
                     records.finish(*end)
-                except rt.AbortedError:  # a task was started again after the last save, and knows of no chief
+                except rt.AbortedError:
+                    # A ps was started again after the last save, and knows of no chief: this chief claims the lead.
                     if not records.leads():
                         raise
                     records.claim()
@@ -506,12 +550,13 @@ class Lifecycle:
         logging.warning("%s; what was done here since the last checkpoint is not saved", why)
 
     def _log_too_late(self, records: Iterable[RunRecordView], session: ManagedSession) -> None:
-        """Tells what this task has trained after the chief had given it up."""
+        """Logs which steps this task has trained after the chief had given the task up."""
         saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
         if saved is None:
             return
         now = self._reached
-        try:  # not by a step that recovers: the tasks may leave, now that this one is done
+        try:
+            # The session underneath runs this, without a recovery: the ps may leave, now that this task is done.
             now = int(session.raw.run(self._global_step, timeout_secs=self._answer_secs))
         except (rt.OpError, RuntimeError) as error:
             logging.info("how far training has come is not known: %s", error)
@@ -523,13 +568,13 @@ class Lifecycle:
             )
 
     def abandon(self) -> None:
-        """Training has ended with an error: nothing is saved, and nobody told that it is over."""
+        """Ends the run after an error: nothing is saved, and the end of training is not reported."""
         self.phase = RunPhase.ENDED
 
     def at_exit(self) -> None:
-        """The process ends. Tells it if training was not brought to an end before."""
+        """Logs, when the process ends, that training was not brought to an end before."""
         if self._records is not None and self._awaiting is not None:
-            # A thread that is in the middle of a call when the interpreter goes aborts the process.
+            # A thread that is in the middle of a call when the interpreter ends would abort the process.
             self._records.close()
             self._awaiting.join(_AT_EXIT_SECS)
         if self.session is None or self._records is None or self.late:
@@ -559,11 +604,11 @@ def _names(session: rt.Session, probe: rt.Tensor, secs: float) -> frozenset[str]
 
 
 class Silence:
-    """For how long a task that a session needs has given no sign of life.
+    """The silence of the tasks that a session needs.
 
     Args:
-        session: its own master knows, if it is in this process.
-        records: are asked else.
+        session: Session whose master knows the silence, if the master is in this process.
+        records: Run records that are asked otherwise.
     """
 
     def __init__(self, session: ManagedSession, records: RunRecords | None) -> None:
@@ -572,7 +617,7 @@ class Silence:
         self._answered_at: float | None = None
 
     def secs(self) -> float:
-        """Seconds; 0 when all give some."""
+        """Returns the seconds since the last sign of life of the most silent task; 0 when all tasks live."""
         known = self._session.raw.silent_secs
         if known is not None or self._records is None:
             return known or 0.0
@@ -587,7 +632,7 @@ class Silence:
 
 
 def _key(variable: Any) -> tuple[str, str] | None:
-    """The (container, name) under which a variable is known on its task."""
+    """Returns the (container, name) under which a variable is known on its task."""
     spec = getattr(variable, "spec", None)
     return (spec.container, spec.name) if isinstance(variable, rt.Variable) and spec is not None else None
 
