@@ -36,7 +36,7 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
     names: list[dict[str, object]] = []
     events: list[tuple[int, dict[str, object]]] = []
     for number, device in enumerate(devices, 1):
-        names += _process(number, device.device)
+        names += _named("process", device.device, number, pid=number)
         operations = _operations(device.node_stats)
         spans = sorted((n for n in device.node_stats if ":" in n.node_name), key=lambda n: (_start(n), -_length(n)))
         stages = [node for node in spans if node.node_name.startswith(_STAGE)]
@@ -45,7 +45,7 @@ def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
         for title, nodes in (("stages", stages), ("transfers", transfers)):
             for row in _rows(nodes):
                 thread += 1
-                names += _thread(number, thread, title)
+                names += _named("thread", title, thread, pid=number, tid=thread)
                 events += [(_start(node), _event(node, number, thread, origin, operations)) for node in row]
     events.sort(key=lambda timed: timed[0])
     return {"traceEvents": names + [event for _, event in events], "displayTimeUnit": "ms"}
@@ -66,14 +66,10 @@ def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
         json.dump(trace, file)
 
 
-def _process(number: int, name: str) -> Iterable[dict[str, object]]:
-    yield {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
-    yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
-
-
-def _thread(number: int, thread: int, title: str) -> Iterable[dict[str, object]]:
-    yield {"name": "thread_name", "ph": "M", "pid": number, "tid": thread, "args": {"name": title}}
-    yield {"name": "thread_sort_index", "ph": "M", "pid": number, "tid": thread, "args": {"sort_index": thread}}
+def _named(kind: str, name: str, index: int, **ids: int) -> Iterable[dict[str, object]]:
+    """Gives the events that name and sort a "process" or a "thread"."""
+    for what, value in (("name", name), ("sort_index", index)):
+        yield {"name": f"{kind}_{what}", "ph": "M", **ids, "args": {what: value}}
 
 
 def _rows(nodes: Iterable[Any]) -> list[list[Any]]:

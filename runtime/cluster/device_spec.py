@@ -71,13 +71,7 @@ class DeviceSpec:
         """What `inner` asks for, and this spec where it does not say, part by part."""
         if inner == ANYWHERE:
             return self
-        return DeviceSpec(
-            job=self.job if inner.job is None else inner.job,
-            replica=self.replica if inner.replica is None else inner.replica,
-            task=self.task if inner.task is None else inner.task,
-            device_type=self.device_type if inner.device_type is None else inner.device_type,
-            device_index=self.device_index if inner.device_index is None else inner.device_index,
-        )
+        return replace(self, **{part: value for part, value in vars(inner).items() if value is not None})
 
     def __str__(self) -> str:
         """The short form."""

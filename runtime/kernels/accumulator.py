@@ -16,7 +16,7 @@ from runtime.tensor_spec import Array, DType, shape_fits
 MEAN, SUM = "mean", "sum"
 
 
-@dataclass(frozen=True)
+@dataclass
 class AccumulatorCounts:
     """What has happened to the gradients that were applied.
 
@@ -52,7 +52,8 @@ class AccumulatorResource(Resource):
         self._changed = threading.Condition()
         self._step = 0
         self._waiting: dict[Hashable, Array] = {}
-        self._counts = AccumulatorCounts()
+        self.counts = AccumulatorCounts()
+        """The fate of all gradients so far."""
         self._closed = False
 
     @property
@@ -62,16 +63,9 @@ class AccumulatorResource(Resource):
             return len(self._waiting)
 
     @property
-    def counts(self) -> AccumulatorCounts:
-        """What has happened so far."""
-        with self._changed:
-            return self._counts
-
-    @property
     def dropped_gradients(self) -> int:
         """How many gradients it has dropped as stale or repeated."""
-        counts = self.counts
-        return counts.stale + counts.repeated
+        return self.counts.stale + self.counts.repeated
 
     def set_global_step(self, step: int) -> None:
         """Makes ``step`` the present step: gradients of older ones are dropped when they come."""
@@ -96,18 +90,17 @@ class AccumulatorResource(Resource):
         self._check(gradient)
         with self._changed:
             self._check_open()
-            c = self._counts
             if local_step < self._step:
-                self._counts = AccumulatorCounts(c.accepted, c.stale + 1, c.repeated)
+                self.counts.stale += 1
                 return False
             if worker in self._waiting:
-                self._counts = AccumulatorCounts(c.accepted, c.stale, c.repeated + 1)
+                self.counts.repeated += 1
                 return False
             first = next(iter(self._waiting.values()), gradient)
             if first.shape != gradient.shape:
                 raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
             self._waiting[worker] = np.array(gradient)
-            self._counts = AccumulatorCounts(c.accepted + 1, c.stale, c.repeated)
+            self.counts.accepted += 1
             self._changed.notify_all()
             return True
 

@@ -4,13 +4,13 @@ Each worker pushes its gradients with the step at which it read the variables. T
 enough are in, their mean is applied, the step advances by one, and every waiting push is answered. A gradient of
 another step is dropped and counted, and its worker told at once.
 
-One task decides by itself that it has enough, as the last gradient arrives. Several tasks must apply the gradients of
-the same workers, so a chief decides, in two phases: ``gather`` tells it whose gradients are here and promises to keep
-them; ``commit`` applies those that it has chosen from what all tasks have.
+One task decides by itself that it has enough, as the last gradient arrives (``LoneQuorum``). Several tasks must apply
+the gradients of the same workers, so a chief decides (``LedQuorum``), in two phases. ``gather`` reports whose gradients
+are here and promises to keep them. ``commit`` applies those that the chief has chosen from what all tasks have.
 
-The task that holds the step counter leads: the counter is the step. The chief commits there last. So whoever reads step
-s from the leader reads variables of step s, or of a later one, everywhere; and in the second case the gradient comes
-too late at the leader, where s is over. That is why the others need no counter of their own.
+The task that holds the step counter leads (``LeadingQuorum``): the counter is the step. The chief commits there last.
+So a worker that reads step s from the leader reads variables of step s, or of a later step, on every task. If they are
+of a later step, its gradient comes too late at the leader, where step s is over. So the other tasks need no counter.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from absl import logging
 
 from runtime import timeouts
@@ -35,10 +33,11 @@ from runtime.errors import (
     OpError,
     OutOfRangeError,
 )
-from runtime.kernels.accumulator import MEAN, reduce_in_order
+from runtime.kernels.contributions import Contribution, GradientCounts, StepGradients
+from runtime.kernels.roster import ElasticRoster, Roster
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
-from runtime.tensor_spec import Array, aligned
+from runtime.tensor_spec import Array
 
 UNKNOWN = -1
 """The step of a task that does not lead and has not heard of one yet."""
@@ -46,39 +45,26 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class Rules:
-    """What a quorum needs.
+    """The conditions under which a quorum applies an aggregate.
 
     Attributes:
         needed: gradients in an aggregate.
         total: workers there are. Below ``needed``, each may give several gradients to one aggregate.
-        alone: this task decides by itself; else a chief does.
-        leads: this task holds the step counter.
         timeout_secs: how long the first gradient of a step waits before the step goes on without the workers that are
             missing; None for ever.
         tasks: all tasks that hold a part of the step.
-        group: what the quorums of these tasks have in common.
-        elastic: workers come and go, and ``total`` means nothing. Who gives a gradient is waited for from then on,
-            until it stops training or gives no sign of life; ``needed`` is ``ALL_WORKERS``, or the most that an
-            aggregate has.
+        group: the name that the quorums of these tasks share.
+        elastic: workers come and go, and ``total`` means nothing. A worker that gives a gradient is waited for from
+            then on, until it stops training or gives no sign of life; ``needed`` is ``ALL_WORKERS``, or the most that
+            an aggregate has.
     """
 
     needed: int
     total: int
-    alone: bool = True
-    leads: bool = True
     timeout_secs: float | None = None
     tasks: tuple[str, ...] = ()
     group: str = ""
     elastic: bool = False
-
-    @property
-    def each(self) -> int:
-        """Most gradients of one worker in an aggregate."""
-        return 1 if self.elastic else -(-self.needed // self.total)
-
-
-_LOOK_SECS = 0.2
-"""How often a step that waits looks whether those who are missing still live, where workers come and go."""
 
 
 class Target(Protocol):
@@ -99,23 +85,6 @@ class Target(Protocol):
             key: names this application in the gate of the task.
             expected: by task, how many applications have this key; None when there is one.
         """
-
-
-@dataclass
-class GradientCounts:
-    """What has happened to the gradients that were pushed.
-
-    Attributes:
-        applied: aggregates applied.
-        accepted: gradients in them.
-        dropped: gradients that were stale: of another step, or of this one but too late.
-        repeated: gradients of a worker that had given all it may.
-    """
-
-    applied: int = 0
-    accepted: int = 0
-    dropped: int = 0
-    repeated: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,78 +114,64 @@ class Gathered:
     changes: int = 0
 
 
-@dataclass(eq=False)
-class Contribution:
-    """One worker's gradients.
-
-    Attributes:
-        worker: whose.
-        arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
-        promised: a chief was told that it is here.
-        kept: whether the arrays are copies.
-        counted: whether it was applied; None while that is open.
-        fenced: dropped, as the variables were restored or have lost their values.
-    """
-
-    worker: int
-    arrays: Sequence[Array]
-    promised: bool = False
-    kept: bool = False
-    counted: bool | None = None
-    fenced: bool = False
-
-    def keep(self) -> None:
-        """Copies the arrays, so that they outlive the call."""
-        if not self.kept:
-            self.arrays = [np.array(a) for a in self.arrays]
-            self.kept = True
-
-
 class QuorumResource(Resource):
-    """Gradients of one step, from push to application. Thread safe.
+    """The gradients of one step, from push to application. Thread safe.
 
     Args:
         name: for messages.
-        rules: how many it needs.
+        rules: the conditions of an aggregate.
         lives: tells whether a session gives signs of life; asked where workers come and go.
     """
+
+    _expected: Mapping[str, int] | None = None  # by task, applications of one decision; None: this one alone
 
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         self._name = name
         self._rules = rules
-        self._lives = lives
-        # Pushes wait until their fate is known, a chief until there is enough: nobody is woken for nothing.
+        self._roster = ElasticRoster(name, lives) if rules.elastic else Roster(name, rules.needed, rules.total)
+        self._gradients = StepGradients(self._roster.each)
+        # Pushes wait here until their fate is known. The lock is re-entrant, as a signal's handler in the main thread
+        # may cancel a call of that thread while it holds the lock.
         lock = threading.RLock()
-        self._changed, self._gathered = threading.Condition(lock), threading.Condition(lock)
-        self.counts = GradientCounts()
-        """What has happened so far."""
+        self._lock, self._changed = lock, threading.Condition(lock)
         self._step: int | None = None
-        self._contributions: list[Contribution] = []
-        self._since = 0.0  # when the first of them came
         self._target: Target | None = None
         self._last: Selection | None = None
         self._generation = 0
         self._id = zlib.crc32(rules.group.encode())
-        self._buffers: list[Array] = []
-        self._session = 0
-        self._wanted = rules.needed
-        self._members: set[int] | None = set() if rules.elastic else None
-        self._changes = 0
-        self._look_at = 0.0
-        self._seen: set[int] = set()
-        self._clients: dict[int, int] = {}  # by worker: the session of its last gradients
-        self._retired: set[int] = set()
         self._log_at = 0.0
+        self._look_at = 0.0 if rules.elastic else float("inf")
         self._ended: type[OpError] | None = None
 
     @property
+    def counts(self) -> GradientCounts:
+        """The fate of all gradients so far."""
+        return self._gradients.counts
+
+    @property
     def dropped_gradients(self) -> int:
-        """How many gradients it has dropped as stale or repeated."""
+        """How many gradients were dropped as stale or repeated."""
         return self.counts.dropped + self.counts.repeated
 
     @property
     def _now(self) -> int:
         return UNKNOWN if self._step is None else self._step
+
+    # -- what the kinds of quorums do differently --------------------------------------------------------------
+
+    def _present_step(self, stamp: int, target: Target) -> int:
+        """Returns the step of the variables, for gradients of step ``stamp``."""
+        return target.step()
+
+    def _needed(self) -> int:
+        return self._roster.within_reach(self._rules.needed)
+
+    def _can_decide(self) -> bool:
+        """Returns True if this task decides by itself, and has enough."""
+        return False
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -250,244 +205,245 @@ class QuorumResource(Resource):
             OutOfRangeError: training is over, or so many workers are through that no aggregate comes together.
         """
         with self._changed:
-            self._clients[worker] = client
-            self._retired.discard(worker)
+            self._roster.meet(worker, client)
             self._check_open()
             self._target = target
-            before = self._now
             self._renew(target.generation)
-            self._meet(worker)
-            step = self._refresh(target.step() if self._rules.leads else max(stamp, self._now))
-            if step < before:
-                self._gathered.notify_all()
+            step = self._refresh(self._present_step(stamp, target))
             if stamp != step:
                 self.counts.dropped += 1
                 return step, False
-            if not self._contributions:
-                self._log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
             contribution = self._add(worker, arrays)
-            if self._enough():
-                self._gathered.notify_all()
             try:
-                if self._can_decide():
-                    self._decide(self._contributions[: self._needed()])
-                if (
-                    contribution.counted is None
-                    and sum(c.worker == worker for c in self._contributions) < self._rules.each
-                ):
-                    contribution.keep()  # its worker owes this step more, and computes on
-                    return step, True
                 while contribution.counted is None:
-                    self._wait(lambda: contribution.counted is not None or self._can_decide(), cancelled)
-                    if contribution.counted is None:  # somebody has left who was waited for
-                        self._decide(self._contributions[: self._needed()])
+                    if self._can_decide():
+                        self._decide(self._gradients.entries[: self._needed()])
+                    elif self._gradients.owes(worker):
+                        contribution.keep()  # its worker owes this step more, and computes on
+                        return step, True
+                    else:
+                        self._wait(contribution, cancelled)
             except BaseException:
-                self._withdraw(contribution)
+                self._gradients.withdraw(contribution)
                 raise
             if contribution.fenced:
                 raise AbortedError("its variables were restored or have lost their values since the session began")
             return self._now, bool(contribution.counted)
 
-    def _meet(self, worker: int) -> None:
-        self._seen.add(worker)
-        if self._members is not None and worker not in self._members:
-            self._members.add(worker)
-            self._changes += 1
-            logging.info("%s: worker %d is %s", self._name, worker, "there" if self._rules.elastic else "back")
-            if not self._rules.elastic and len(self._members) >= self._rules.total:
-                self._members = None
+    def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
+        if not self._gradients.entries:
+            self._log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
+        repeated = self.counts.repeated
+        contribution = self._gradients.add(worker, arrays)
+        if self.counts.repeated > repeated:
+            self._changed.notify_all()
+        return contribution
 
-    def _wait(self, ready: Callable[[], bool], cancelled: Cancellation) -> None:
-        """Waits until ``ready``; logs the missing workers, and goes on without them after ``timeout_secs``."""
+    def _wait(self, contribution: Contribution, cancelled: Cancellation) -> None:
+        """Waits until there is something to decide, or the contribution is decided; looks for dead workers."""
+
+        def ready() -> bool:
+            return contribution.counted is not None or self._can_decide()
+
         what = f"waiting for step {self._step} of {self._name}"
         while not cancelled.wait_for(
-            self._changed, lambda: self._ended is not None or ready() or self._too_few(), what, self._next_look()
+            self._changed, lambda: self._ended is not None or ready() or bool(self._too_few()), what, self._next_look()
         ):
-            now = time.monotonic()
-            if now >= self._log_at:
-                self._log_at = now + timeouts.LOG_EVERY_SECS
-                logging.warning("%s", self._waiting_for(now))
-            if self._rules.elastic and now >= self._look_at:
-                self._look_at = now + _LOOK_SECS
-                self._look()
-            if self._rules.alone and self._contributions and now >= self._time_up():
-                self._go_on_without()
+            self._look(time.monotonic())
         if not ready():
             self._check_open()
 
     def _next_look(self) -> float:
-        next_look = min(self._log_at, max(self._look_at, time.monotonic())) if self._rules.elastic else self._log_at
-        return min(next_look, self._time_up()) if self._rules.alone else next_look
+        return min(self._log_at, self._look_at)
 
-    def _look(self) -> None:
-        """Looks whether those who are missing still live."""
-        here = {p.worker for p in self._contributions}
-        missing = [w for w in self._members or () if w not in here]
-        self._miss({w for w in missing if not self._lives(self._clients.get(w, 0))})
-
-    def _miss(self, workers: set[int]) -> None:
-        """These are gone: where workers come and go, nobody waits for them, unless they give gradients again.
-
-        Who has given some to this step stays: ``_withdraw`` takes them out when the call ends.
-        """
-        if not self._rules.elastic or self._members is None:
-            return
-        gone = self._members & workers - {p.worker for p in self._contributions}
-        if gone:
-            logging.info("%s: workers %s have gone", self._name, sorted(gone))
-            self._members -= gone
-            self._changes += 1
-            self._changed.notify_all()
-            self._gathered.notify_all()
-
-    def _time_up(self) -> float:
-        limit = self._rules.timeout_secs
-        return float("inf") if limit is None else self._since + limit
+    def _look(self, now: float) -> None:
+        """Logs the missing workers, and drops those that have died."""
+        if now >= self._log_at:
+            self._log_at = now + timeouts.LOG_EVERY_SECS
+            logging.warning("%s", self._waiting_for(now))
+        if now >= self._look_at:
+            self._look_at = now + self._roster.look_secs
+            if self._roster.look(self._gradients.workers):
+                self._wake()
 
     def _waiting_for(self, now: float) -> str:
-        here = sorted({p.worker for p in self._contributions})
-        waited = f"{self._name}: step {self._step} waits for {now - self._since:.0f} s now"
-        text = f"{waited}, gradients of workers {here} are in"
-        there = self._members or () if self._rules.elastic else range(self._rules.total)
-        missing = sorted(w for w in there if w not in here)
-        if not self._rules.alone and self._enough():
-            return f"{text}; waiting for the chief to apply them"
-        return f"{text}, {self._needed()} gradients are needed; missing: {missing}"
+        here = self._gradients.workers
+        waited = f"{self._name}: step {self._step} waits for {now - self._gradients.since:.0f} s now"
+        text = f"{waited}, gradients of workers {sorted(here)} are in"
+        return f"{text}, {self._needed()} gradients are needed; missing: {self._roster.missing(here)}"
 
-    def _go_on_without(self) -> None:
-        here = {p.worker for p in self._contributions}
-        logging.warning(
-            "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
-            self._name,
-            self._step,
-            self._rules.timeout_secs,
-            len(self._contributions),
-            self._needed(),
-            sorted(here),
-        )
-        self._members = here
-        self._changes += 1
-        self._decide(list(self._contributions))
+    # -- the step ----------------------------------------------------------------------------------------------
 
-    # -- coming and going --------------------------------------------------------------------------------------
-
-    def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
-        """Adds a contribution. A worker that has given all it may was started again, or its connection was cut.
-
-        Its new gradients take the place of the old ones, except those that a chief was promised.
-        """
-        contribution = Contribution(worker, arrays)
-        of_worker = [p for p in self._contributions if p.worker == worker]
-        if len(of_worker) >= self._rules.each:
-            self.counts.repeated += 1
-            old = next((p for p in of_worker if not p.promised), None)
-            if old is None:
-                return of_worker[-1]
-            old.counted = False
-            self._contributions = [contribution if p is old else p for p in self._contributions]
-            self._changed.notify_all()
-        else:
-            if not self._contributions:
-                self._since = time.monotonic()
-            self._contributions.append(contribution)
-        return contribution
-
-    def _withdraw(self, contribution: Contribution) -> None:
-        """Takes out a contribution whose caller has stopped waiting; keeps one that a chief was promised."""
-        if not any(p is contribution for p in self._contributions):
-            return
-        if contribution.promised:
-            contribution.keep()
-        else:
-            self._contributions = [p for p in self._contributions if p is not contribution]
-
-    def _renew(self, generation: int) -> None:
-        """Takes note of the variables' generation; in a new one, nothing that is here has a meaning."""
-        if generation != self._generation:
+    def _renew(self, generation: int, forget: bool = False) -> None:
+        """Notes the variables' generation; in another one, nothing that is here has a meaning."""
+        if renewed := generation != self._generation:
             self._generation = generation
-            self._drop(fenced=True)
+        if renewed or forget:
+            self._drop(fenced=renewed)
             self._step = self._last = None
 
     def _refresh(self, step: int) -> int:
-        """Takes note of the variables' step; contributions to another step are dropped."""
+        """Notes the variables' step; contributions to another step are dropped."""
         if step != self._step:
             self._drop()
             self._step = step
         return step
 
-    def _forget(self) -> None:
-        """Drops everything, the step too."""
-        self._drop()
-        self._step = self._last = None
-
     def _drop(self, fenced: bool = False) -> None:
-        """Drops the contributions, and counts them."""
-        for contribution in self._contributions:
-            contribution.counted, contribution.fenced = False, fenced
-        self.counts.dropped += len(self._contributions)
-        self._contributions.clear()
+        self._gradients.drop(fenced)
         self._changed.notify_all()
 
-    # -- the decision ------------------------------------------------------------------------------------------
-
-    def _needed(self) -> int:
-        needed = self._rules.needed if self._rules.alone else self._wanted
-        return needed if self._members is None else min(needed, len(self._members) * self._rules.each)
-
     def _enough(self) -> bool:
-        return len(self._contributions) >= max(1, self._needed())
-
-    def _can_decide(self) -> bool:
-        """Whether this task decides by itself, and has what it needs."""
-        return self._rules.alone and self._enough()
-
-    def _chosen(self, decision: Selection) -> list[Contribution]:
-        """The contributions that a decision names.
-
-        Raises:
-            FailedPreconditionError: this is another step.
-            InternalError: one is not here.
-        """
-        if self._step != decision.step:
-            raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
-        chosen: list[Contribution] = []
-        for worker, count in Counter(decision.workers).items():
-            of_worker = [p for p in self._contributions if p.worker == worker][:count]
-            if len(of_worker) < count:
-                raise InternalError(f"{self._name}: the gradients of worker {worker} for step {self._step} are gone")
-            chosen += of_worker
-        return chosen
+        return len(self._gradients.entries) >= max(1, self._needed())
 
     def _decide(self, chosen: Sequence[Contribution]) -> None:
-        """Applies the mean of the chosen gradients, added in the order of the workers: always to the same bits."""
+        """Applies the mean of the chosen gradients, and ends the step."""
         assert self._target is not None and self._step is not None
-        several = None if self._rules.alone else dict.fromkeys(self._rules.tasks, 1)
         try:
-            self._target.apply(self._means(sorted(chosen, key=lambda p: p.worker)), (self._id, self._step), several)
-        except AbortedError:  # the gradients are not for these variables any more: whoever waits must know
+            self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), self._expected)
+        except AbortedError:  # the gradients are not for these variables any more: every push that waits must know
             self._drop(fenced=True)
             raise
-        taken = {id(p) for p in chosen}
-        for contribution in self._contributions:
-            contribution.counted = id(contribution) in taken
-        self.counts.applied += 1
-        self.counts.accepted += len(chosen)
-        self.counts.dropped += len(self._contributions) - len(chosen)
-        self._contributions.clear()
-        self._last = Selection(self._step, tuple(p.worker for p in chosen))
+        self._last = Selection(self._step, tuple(c.worker for c in chosen))
+        self._gradients.settle(chosen)
         self._step += 1
         self._changed.notify_all()
 
-    def _means(self, ordered: Sequence[Contribution]) -> list[Array]:
-        columns = list(zip(*(p.arrays for p in ordered), strict=True))
-        if len(self._buffers) != len(columns):
-            self._buffers = [aligned(c[0].shape, c[0].dtype) for c in columns]
-        for i, column in enumerate(columns):
-            if self._buffers[i].shape != column[0].shape or self._buffers[i].dtype != column[0].dtype:
-                self._buffers[i] = aligned(column[0].shape, column[0].dtype)
-        return [_joined(c, b) for c, b in zip(columns, self._buffers, strict=True)]
+    # -- life --------------------------------------------------------------------------------------------------
 
-    # -- the chief of several tasks ----------------------------------------------------------------------------
+    def status(self) -> str:
+        """Returns in words the workers that the present step waits for; empty when nothing waits."""
+        with self._changed:
+            return self._waiting_for(time.monotonic()) if self._gradients.entries else ""
+
+    def clear(self) -> None:
+        """Ends everything that waits: the container was cleared."""
+        with self._changed:
+            self._ended = CancelledError
+            self._wake()
+
+    def end_client(self, client: int) -> None:
+        """Notes that a session has ended: where workers come and go, its worker has gone."""
+        with self._changed:
+            if self._roster.end_client(client, self._gradients.workers):
+                self._wake()
+
+    def retire(self, client: int, index: int) -> None:
+        """Notes that a session has stopped training: its worker is not waited for, unless it gives gradients again.
+
+        Args:
+            client: the session.
+            index: of its task: the number of its worker if it has given none yet.
+        """
+        with self._changed:
+            if self._roster.retire(client, index, self._gradients.workers):
+                self._wake()
+
+    def set_finished(self, finished: bool) -> None:
+        """Notes that training has finished, so that missing workers will not come; or that it has begun again."""
+        with self._changed:
+            if self._ended is not CancelledError:
+                self._ended = OutOfRangeError if finished else None
+                self._changed.notify_all()
+
+    def _too_few(self) -> list[int]:
+        if self._rules.timeout_secs is not None:
+            return []
+        return self._roster.too_few([c.worker for c in self._gradients.entries])
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            over = "was cleared away" if self._ended is CancelledError else "waits no more: training is over"
+            raise self._ended(f"{self._name} {over}")
+        if through := self._too_few():
+            raise OutOfRangeError(
+                f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of {self._rules.total} "
+                f"workers {through} are through with training"
+            )
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self._changed:
+            self._gradients.validate()
+            assert self._step is not None or not self._gradients.entries
+            assert self._last is None or self._step is not None
+
+
+class LoneQuorum(QuorumResource):
+    """The quorum of the only task of a step, which decides by itself as the last gradient arrives."""
+
+    def _can_decide(self) -> bool:
+        return self._enough()
+
+    def _time_up(self) -> float:
+        limit = self._rules.timeout_secs
+        return float("inf") if limit is None or not self._gradients.entries else self._gradients.since + limit
+
+    def _next_look(self) -> float:
+        return min(super()._next_look(), self._time_up())
+
+    def _look(self, now: float) -> None:
+        """Goes on without the missing workers, too, when time is up."""
+        super()._look(now)
+        if now >= self._time_up():
+            here = self._gradients.workers
+            logging.warning(
+                "%s: step %s goes on after %.0f s with %d of %d gradients, of workers %s",
+                *(self._name, self._step, self._rules.timeout_secs),
+                *(len(self._gradients.entries), self._needed(), sorted(here)),
+            )
+            self._roster.keep_only(here)
+            self._decide(list(self._gradients.entries))
+
+
+class LedQuorum(QuorumResource):
+    """The quorum of a task that a chief leads, and that has no step counter.
+
+    Its step is the latest that a worker or the chief has told.
+    """
+
+    def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
+        super().__init__(name, rules, lives)
+        # The chief waits here until there is enough. Its lock is that of the pushes, which wake nobody for nothing.
+        self._gathered = threading.Condition(self._lock)
+        self._expected = dict.fromkeys(rules.tasks, 1)
+        self._session = 0
+        self._wanted = rules.needed
+
+    def _present_step(self, stamp: int, target: Target) -> int:
+        return max(stamp, self._now)
+
+    def _claimed(self, step_now: Callable[[], int]) -> None:
+        """Notes the step at the beginning of a session, where this task knows it."""
+
+    def _needed(self) -> int:
+        return self._roster.within_reach(self._wanted)
+
+    def _wake(self) -> None:
+        super()._wake()
+        self._gathered.notify_all()
+
+    def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
+        contribution = super()._add(worker, arrays)
+        if self._enough():
+            self._gathered.notify_all()
+        return contribution
+
+    def _renew(self, generation: int, forget: bool = False) -> None:
+        if generation != self._generation:
+            self._gathered.notify_all()
+        super()._renew(generation, forget)
+
+    def _refresh(self, step: int) -> int:
+        if step < self._now:
+            self._gathered.notify_all()
+        return super()._refresh(step)
+
+    def _waiting_for(self, now: float) -> str:
+        text = super()._waiting_for(now)
+        return f"{text.partition(', ')[0]}; waiting for the chief to apply its gradients" if self._enough() else text
+
+    # -- the chief's orders ------------------------------------------------------------------------------------
 
     def claim(
         self,
@@ -517,11 +473,8 @@ class QuorumResource(Resource):
             check()
             self._session += 1
             self._wanted = wanted
-            self._renew(generation)
-            if forget:
-                self._forget()
-            if self._rules.leads:
-                self._refresh(step_now())
+            self._renew(generation, forget)
+            self._claimed(step_now)
             self._gathered.notify_all()
             return self._session, self._now, self._last
 
@@ -555,13 +508,13 @@ class QuorumResource(Resource):
         """
 
         def ready() -> bool:
-            step, count = self._now, len(self._contributions)
+            step, count = self._now, len(self._gradients.entries)
             return (
                 self._ended is CancelledError
                 or session != self._session
                 or step < known[0]
                 or self._enough()
-                and (step > known[0] or count > known[1] or self._changes != changes)
+                and (step > known[0] or count > known[1] or self._roster.changes != changes)
             )
 
         with self._changed:
@@ -570,11 +523,12 @@ class QuorumResource(Resource):
             if self._ended is CancelledError:
                 self._check_open()
             self._check_chief(session, check, generation)
-            for contribution in self._contributions:
+            here = self._gradients
+            for contribution in here.entries:
                 contribution.promised = True
-            seen, self._seen = tuple(sorted(self._members or self._seen)), set()
-            waited = time.monotonic() - self._since if self._contributions else 0.0
-            return Gathered(self._now, tuple(p.worker for p in self._contributions), seen, waited, self._changes)
+            waited = time.monotonic() - here.since if here.entries else 0.0
+            workers = tuple(c.worker for c in here.entries)
+            return Gathered(self._now, workers, self._roster.take_heard(), waited, self._roster.changes)
 
     def commit(self, session: int, check: Callable[[], None], generation: int, decision: Selection, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
@@ -598,12 +552,15 @@ class QuorumResource(Resource):
         with self._changed:
             self._check_chief(session, check, generation)
             self._wanted = wanted or self._wanted
-            if not wanted and self._members is not None:
-                self._members &= set(decision.workers)
-                self._changes += 1
+            if not wanted and self._rules.elastic:
+                self._roster.keep_only(decision.workers)
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
-            chosen = self._chosen(decision)
+            if self._step != decision.step:
+                raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
+            chosen = self._gradients.choose(decision.workers)
+            if isinstance(chosen, int):
+                raise InternalError(f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone")
             self._decide(chosen)
             self._last = decision
             return self._now
@@ -615,73 +572,12 @@ class QuorumResource(Resource):
         if session != self._session:
             raise FailedPreconditionError(f"{self._name} was claimed again")
 
-    # -- life --------------------------------------------------------------------------------------------------
 
-    def status(self) -> str:
-        """The workers that the present step waits for, in words; empty when nothing waits."""
-        with self._changed:
-            return self._waiting_for(time.monotonic()) if self._contributions else ""
+class LeadingQuorum(LedQuorum):
+    """The quorum of the task that holds the step counter, where a chief leads several tasks."""
 
-    def clear(self) -> None:
-        """Ends everything that waits: the container was cleared."""
-        with self._changed:
-            self._ended = CancelledError
-            self._changed.notify_all()
-            self._gathered.notify_all()
+    def _present_step(self, stamp: int, target: Target) -> int:
+        return target.step()
 
-    def end_client(self, client: int) -> None:
-        """A session has ended: where workers come and go, its worker has."""
-        with self._changed:
-            self._miss({worker for worker, of in self._clients.items() if of == client})
-
-    def retire(self, client: int, index: int) -> None:
-        """A session has stopped training: its worker is not waited for, unless it gives gradients again.
-
-        Args:
-            client: the session.
-            index: of its task: the number of its worker if it has given none yet.
-        """
-        with self._changed:
-            known = {worker for worker, of in self._clients.items() if client and of == client}
-            if self._rules.elastic:
-                self._miss(known)
-                return
-            if not known and index not in self._clients and 0 <= index < self._rules.total:
-                known = {index}
-            self._retired |= known
-            self._changed.notify_all()
-
-    def _too_few(self) -> bool:
-        """Whether an aggregate can never come together, as too many workers are through."""
-        rules = self._rules
-        given = [p.worker for p in self._contributions if p.worker in self._retired]  # they may have given some before
-        most = (rules.total - len(self._retired)) * rules.each + len(given)
-        return bool(self._retired) and rules.timeout_secs is None and most < rules.needed
-
-    def set_finished(self, finished: bool) -> None:
-        """Training has finished, so that missing workers will not come; or it has begun again."""
-        with self._changed:
-            if self._ended is not CancelledError:
-                self._ended = OutOfRangeError if finished else None
-                self._changed.notify_all()
-
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            over = "was cleared away" if self._ended is CancelledError else "waits no more: training is over"
-            raise self._ended(f"{self._name} {over}")
-        if self._too_few():
-            through = sorted(self._retired)
-            raise OutOfRangeError(
-                f"{self._name} waits no more: {self._rules.needed} gradients are needed, and of {self._rules.total} "
-                f"workers {through} are through with training"
-            )
-
-
-def _joined(arrays: Sequence[Array], out: Array) -> Array:
-    """The mean of several workers' gradients; of integers, which are no gradients, all bits that any of them has."""
-    if out.dtype.kind not in "iub":
-        return reduce_in_order(list(arrays), MEAN, out=out)
-    np.copyto(out, arrays[0])
-    for array in arrays[1:]:
-        np.bitwise_or(out, array, out=out)
-    return out
+    def _claimed(self, step_now: Callable[[], int]) -> None:
+        self._refresh(step_now())

@@ -9,7 +9,15 @@ from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InternalError
 from runtime.graph.op_kinds import Attrs
-from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
+from runtime.kernels.quorum import (
+    UNKNOWN,
+    LeadingQuorum,
+    LedQuorum,
+    LoneQuorum,
+    QuorumResource,
+    Rules,
+    Selection,
+)
 from runtime.kernels.resources import named
 from runtime.kernels.staleness import StalenessBound
 from runtime.state.leadership import Leadership
@@ -24,16 +32,22 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
         rules = Rules(
             d["needed"],
             d["total"],
-            d["alone"],
-            d["leads"],
             d["timeout_secs"],
             tuple(d["tasks"]),
             d["name"],
             d["elastic"],
         )
-        return QuorumResource(f"{d['name']} on {context.task}", rules, context.store.run.lives)
+        kind = LoneQuorum if d["alone"] else LeadingQuorum if d["leads"] else LedQuorum
+        return kind(f"{d['name']} on {context.task}", rules, context.store.run.lives)
 
     return named(context, attrs, QuorumResource, make)
+
+
+def _led(context: Context, attrs: Attrs) -> LedQuorum:
+    quorum = _quorum(context, attrs)
+    if not isinstance(quorum, LedQuorum):
+        raise FailedPreconditionError("this quorum decides by itself, and takes no orders", task=context.task)
+    return quorum
 
 
 def _worker(context: Context, attrs: Attrs) -> int:
@@ -72,7 +86,7 @@ def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[
         key = (attrs["step"][0], attrs["step"][1])
         return int(context.store.snapshot([key])[key])
 
-    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    quorum, generation = _led(context, attrs), context.store.run.generation
     epoch, owner, wanted, forget = (int(i) for i in inputs[0])
     check = _leads(context, epoch, owner)
     session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
@@ -83,7 +97,7 @@ def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[
 def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     epoch, owner, session, step, count, changes, limit_millis = (int(i) for i in inputs[0])
     check = _leads(context, epoch, owner)
-    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    quorum, generation = _led(context, attrs), context.store.run.generation
     known, limit = (step, count), limit_millis / 1000
     found = quorum.gather(session, check, generation, known, context.cancelled, limit, changes)
     return [
@@ -97,7 +111,7 @@ def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence
 def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     epoch, owner, session, wanted, step, *workers = (int(i) for i in inputs[0])
     check = _leads(context, epoch, owner)
-    quorum, generation = _quorum(context, attrs), context.store.run.generation
+    quorum, generation = _led(context, attrs), context.store.run.generation
     after = quorum.commit(session, check, generation, Selection(step, tuple(workers)), wanted)
     return [np.asarray(after, np.int64)]
 

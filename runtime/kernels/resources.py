@@ -159,8 +159,7 @@ def _take_grad(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Seque
 @kernel("accumulator/counts")
 def _counts(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     accumulator = _accumulator(context, attrs)
-    counts = accumulator.counts
-    dropped = counts.stale + counts.repeated
+    dropped = accumulator.dropped_gradients
     return [np.asarray(accumulator.num_accumulated, np.int32), np.asarray(dropped, np.int64)]
 
 

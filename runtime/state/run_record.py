@@ -286,11 +286,10 @@ class RunRecord:
     def take_up(self, state: Mapping[str, Any]) -> None:
         """Goes on from what ``state`` gave in an earlier process of the task."""
         with self._changed:
-            self.generation = int(state["generation"])
+            self.generation = state["generation"]
             self.leadership = Leadership(*state["leadership"])
-            self._leader_name, self._leader_address = str(state["leader_name"]), str(state["leader_address"])
-            self._logdir = str(state.get("logdir", ""))
-            self._phase, self._leave = str(state["phase"]), bool(state["leave"])
+            self._leader_name, self._leader_address = state["leader_name"], state["leader_address"]
+            self._logdir, self._phase, self._leave = state["logdir"], state["phase"], state["leave"]
             now = time.monotonic()  # of the one that takes it up: what was silent then gets its whole time
             self._joined = {
                 name: Participant(address, session, now) for name, (address, session) in state["joined"].items()
@@ -298,10 +297,9 @@ class RunRecord:
             self._done = dict.fromkeys(state["done"])
             self._states = {
                 task: {name: bytes.fromhex(told) for name, told in states.items()}
-                for task, states in state.get("states", {}).items()
+                for task, states in state["states"].items()
             }
-            self._left, self._elastic = set(state.get("left", ())), bool(state.get("elastic", False))
-            self._stop = str(state.get("stop", ""))
+            self._left, self._elastic, self._stop = set(state["left"]), state["elastic"], state["stop"]
             self._silence_secs = state["silence_secs"]
             if state["saved"] is not None:
                 key, step = state["saved"]
@@ -399,7 +397,7 @@ class RunRecord:
         self._check_open(task)
 
     def _inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        pass
+        """Changes nothing; "rest" does not either, as the worker itself wakes the updates that wait."""
 
     def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)
@@ -465,9 +463,6 @@ class RunRecord:
         self._states.pop(order.sender, None)
         self._left.discard(order.sender)
 
-    def _rest(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        pass  # the record stays as it is: what updates that wait have to know of it, the worker tells them
-
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_room({*self._joined, *self._done, order.sender}, task)
         if (size := sum(map(len, order.done.states.values()))) > MOST_STATE_BYTES:
@@ -509,7 +504,7 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
     "open": RunRecord._open,
     "finish": RunRecord._finish,
     "join": RunRecord._join,
-    "rest": RunRecord._rest,
+    "rest": RunRecord._inspect,
     "done": RunRecord._done_with,
     "wait_loaded": RunRecord._wait_loaded,
     "wait_done": RunRecord._wait_done,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from runtime.graph.deferred_update import ALL_WORKERS
-from runtime.kernels.quorum import QuorumResource, Rules, Selection
+from runtime.kernels.quorum import LeadingQuorum, LoneQuorum, QuorumResource, Rules, Selection
 from runtime.state.cancellation import Cancellation
 from tests.runtime.kernels.test_quorum import Push, Variables, _here, _wait
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.unit
 class Members:
     """A quorum of all who are there, and who of them lives; the session of worker w is w + 1."""
 
-    def __init__(self, **rules: Any) -> None:
+    def __init__(self, kind: type[QuorumResource] = LoneQuorum, **rules: Any) -> None:
         self.dead: set[int] = set()
         given = {"needed": ALL_WORKERS, "total": ALL_WORKERS, "elastic": True, **rules}
-        self.quorum = QuorumResource("q", Rules(**given), lambda session: session - 1 not in self.dead)
+        self.quorum = kind("q", Rules(**given), lambda session: session - 1 not in self.dead)
         self.variables = Variables()
 
     def push(self, worker: int, stamp: int, value: float) -> Push:
@@ -139,8 +139,9 @@ def test_a_fixed_number_is_the_most() -> None:
 
 def test_a_chief_is_told_when_it_changes_who_is_there() -> None:
     """It knows of two gradients of three; then the third worker is gone: the two are enough."""
-    members = Members(alone=False, leads=True)
+    members = Members(LeadingQuorum)
     quorum, variables = members.quorum, members.variables
+    assert isinstance(quorum, LeadingQuorum)
     session, step, _ = quorum.claim(lambda: None, variables.step, 0, ALL_WORKERS)
     pushes = [members.push(worker, 0, float(worker)) for worker in (0, 1)]
     _here(quorum, 2)
@@ -160,8 +161,9 @@ def test_a_chief_is_told_when_it_changes_who_is_there() -> None:
 
 
 def test_a_chief_that_goes_on_without_a_worker_has_all_tasks_do_so() -> None:
-    members = Members(alone=False, leads=True)
+    members = Members(LeadingQuorum)
     quorum, variables = members.quorum, members.variables
+    assert isinstance(quorum, LeadingQuorum)
     session, _, _ = quorum.claim(lambda: None, variables.step, 0, ALL_WORKERS)
     _meet(members, 0, 1)
     push = members.push(0, 0, 1.0)

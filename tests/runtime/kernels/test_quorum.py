@@ -16,7 +16,7 @@ from runtime.errors import (
     OutOfRangeError,
     PermissionDeniedError,
 )
-from runtime.kernels.quorum import UNKNOWN, QuorumResource, Rules, Selection
+from runtime.kernels.quorum import UNKNOWN, LeadingQuorum, LedQuorum, LoneQuorum, QuorumResource, Rules, Selection
 from runtime.state.cancellation import Cancellation
 
 NOTHING = (-2, 0)
@@ -69,11 +69,11 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def _here(quorum: QuorumResource, count: int) -> None:
-    _wait(lambda: len(quorum._contributions) == count)
+    _wait(lambda: len(quorum._gradients.entries) == count)
 
 
 def test_the_mean_of_distinct_workers_is_applied_once() -> None:
-    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     again = Push(quorum, variables, 0, 0, 3.0)  # the same worker, started again: it takes the place of the first
@@ -87,7 +87,7 @@ def test_the_mean_of_distinct_workers_is_applied_once() -> None:
 
 
 def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
-    quorum, variables = QuorumResource("q", Rules(1, 3)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(1, 3)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (1, True)
     assert Push(quorum, variables, 1, 0, 9.0).result() == (1, False)
     assert Push(quorum, variables, 2, 7, 9.0).result() == (1, False)  # of variables that were restored meanwhile
@@ -96,7 +96,7 @@ def test_stale_gradients_are_dropped_counted_and_answered_at_once() -> None:
 
 
 def test_several_gradients_of_each_worker() -> None:
-    quorum, variables = QuorumResource("q", Rules(4, 2)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(4, 2)), Variables()
     assert Push(quorum, variables, 0, 0, 1.0).result() == (0, True)
     waiting = Push(quorum, variables, 0, 0, 2.0)
     _here(quorum, 2)
@@ -107,7 +107,7 @@ def test_several_gradients_of_each_worker() -> None:
 
 
 def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
-    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     dead = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     dead.cancellation.set("the caller hung up")
@@ -120,15 +120,16 @@ def test_a_worker_that_is_gone_takes_its_gradients_along() -> None:
 
 
 def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
-    quorum, variables = QuorumResource("q", Rules(3, 3, timeout_secs=60.0)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(3, 3, timeout_secs=60.0)), Variables()
     pair = [Push(quorum, variables, 0, 0, 0.0)]
     _here(quorum, 1)
-    quorum._since -= 100.0  # as if it had waited so long
+    quorum._gradients.since -= 100.0  # as if it had waited so long
     pair.append(Push(quorum, variables, 1, 0, 1.0))
     assert [p.result() for p in pair] == [(1, True)] * 2
     assert variables.applied == [0.5]
-    slow = QuorumResource("q", Rules(3, 3, timeout_secs=60.0))
-    slow._members, slow._step, variables.at = {0, 1}, 1, 1
+    slow = LoneQuorum("q", Rules(3, 3, timeout_secs=60.0))
+    slow._roster.keep_only((0, 1))
+    slow._step = variables.at = 1
     pair = [Push(slow, variables, w, 1, float(w)) for w in (0, 1)]
     assert [p.result() for p in pair] == [(2, True)] * 2
     assert Push(slow, variables, 2, 0, 9.0).result() == (2, False)  # late, but back: waited for from now on
@@ -139,7 +140,7 @@ def test_after_the_timeout_a_step_goes_on_and_later_ones_do_not_wait() -> None:
 
 
 def test_a_restore_drops_what_was_computed_before() -> None:
-    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     old = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     variables.generation = 1
@@ -157,8 +158,8 @@ def leads() -> None:
     """The caller leads."""
 
 
-def _several(**options: Any) -> tuple[QuorumResource, Variables]:
-    return QuorumResource("q", Rules(2, 3, alone=False, **options)), Variables()
+def _several(kind: type[LedQuorum] = LeadingQuorum) -> tuple[LedQuorum, Variables]:
+    return kind("q", Rules(2, 3)), Variables()
 
 
 def test_with_a_chief_nothing_is_applied_before_its_order() -> None:
@@ -242,7 +243,7 @@ def test_a_chief_that_was_deposed_while_it_waited_is_promised_nothing() -> None:
     ):
         with pytest.raises(PermissionDeniedError, match="taken the lead"):
             order()
-    assert not quorum._contributions[0].promised and variables.applied == []
+    assert not quorum._gradients.entries[0].promised and variables.applied == []
     assert quorum.commit(session, leads, 0, Selection(0, (0,)), 2) == 1  # its session is as it was
     assert push.result() == (1, True)
 
@@ -260,7 +261,7 @@ def test_a_restarted_or_restored_task_must_be_claimed_again() -> None:
 
 
 def test_a_task_without_the_counter_follows_the_stamps() -> None:
-    quorum, variables = _several(leads=False)
+    quorum, variables = _several(LedQuorum)
     session, step, _ = quorum.claim(leads, variables.step, 0, 2)
     assert step == UNKNOWN
     early = Push(quorum, variables, 0, 40, 1.0)
@@ -273,7 +274,7 @@ def test_a_task_without_the_counter_follows_the_stamps() -> None:
 
 
 def test_waits_end_when_the_container_is_cleared() -> None:
-    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     push = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     quorum.clear()
@@ -281,7 +282,7 @@ def test_waits_end_when_the_container_is_cleared() -> None:
 
 
 def test_it_says_on_whom_it_waits() -> None:
-    quorum, variables = QuorumResource("/job:ps/task:0", Rules(3, 3)), Variables()
+    quorum, variables = LoneQuorum("/job:ps/task:0", Rules(3, 3)), Variables()
     assert quorum.status() == ""
     Push(quorum, variables, 1, 0, 1.0)
     _here(quorum, 1)
@@ -292,7 +293,7 @@ def test_it_says_on_whom_it_waits() -> None:
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, rounds: int, chance: Any) -> None:
     """Workers push as fast as they can, each from the step that it last saw, until the goal is reached."""
-    quorum, variables = QuorumResource("q", Rules(needed, total)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(needed, total)), Variables()
     over = Cancellation()
     accepted: list[int] = []
     order = [chance.random() for _ in range(total)]
@@ -303,6 +304,7 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
         while step < rounds:
             try:
                 after, counted = quorum.push(worker, step, [np.array([1.0], np.float32)], variables, over)
+                quorum.validate()
             except CancelledError:
                 return
             if counted:
@@ -321,11 +323,11 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
     assert quorum.counts.applied == variables.at
     assert quorum.counts.accepted == needed * variables.at
     by_step = [accepted.count(s) for s in range(rounds)]
-    assert all(needed - total * quorum._rules.each <= n - needed <= 0 for n in by_step)
+    assert all(needed - total * quorum._roster.each <= n - needed <= 0 for n in by_step)
 
 
 def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
-    quorum, variables = QuorumResource("q", Rules(2, 3)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(2, 3)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)
     _here(quorum, 1)
     quorum.retire(0, 1)  # it has never given any: known by its number
@@ -340,10 +342,10 @@ def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
 
 
 def test_a_worker_that_is_through_is_known_by_its_session() -> None:
-    quorum, variables = QuorumResource("q", Rules(2, 2)), Variables()
+    quorum, variables = LoneQuorum("q", Rules(2, 2)), Variables()
     pushes = [Push(quorum, variables, worker, 0, 1.0) for worker in (0, 1)]
     assert [push.result() for push in pushes] == [(1, True), (1, True)]
-    quorum._clients = {0: 70, 1: 71}
+    quorum._roster._clients = {0: 70, 1: 71}
     waiting = Push(quorum, variables, 0, 1, 1.0)
     _here(quorum, 1)
     quorum.retire(71, 5)

@@ -1,0 +1,146 @@
+"""The workers that a synchronous step waits for: a fixed number, or those who are there.
+
+A quorum owns a roster and guards it by its own lock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+
+from absl import logging
+
+
+class Roster:
+    """A fixed number of workers.
+
+    Args:
+        name: for messages.
+        needed: gradients in an aggregate.
+        total: workers.
+
+    Attributes:
+        each: most gradients of one worker in an aggregate.
+        changes: how often the workers that are waited for have changed.
+        look_secs: seconds between two looks for workers that have died.
+    """
+
+    look_secs = float("inf")
+
+    def __init__(self, name: str, needed: int, total: int) -> None:
+        self.each = -(-needed // total)
+        self.changes = 0
+        self._name = name
+        self._needed = needed
+        self._total = total
+        self._there: set[int] | None = None  # None: all of them
+        self._heard: set[int] = set()
+        self._clients: dict[int, int] = {}  # by worker: the session of its last gradients
+        self._retired: set[int] = set()
+
+    def meet(self, worker: int, client: int) -> None:
+        """Notes that a worker gives gradients, in a session."""
+        self._clients[worker] = client
+        self._retired.discard(worker)
+        self._heard.add(worker)
+        if self._there is not None and worker not in self._there:
+            self._there.add(worker)
+            self.changes += 1
+            logging.info("%s: worker %d takes part", self._name, worker)
+            if len(self._there) >= self._total:
+                self._there = None
+
+    def within_reach(self, wanted: int) -> int:
+        """Returns how many gradients a step waits for if ``wanted`` are the most."""
+        return wanted if self._there is None else min(wanted, len(self._there) * self.each)
+
+    def take_heard(self) -> tuple[int, ...]:
+        """Returns the workers that have given gradients since the last call."""
+        heard, self._heard = self._heard, set()
+        return tuple(sorted(heard))
+
+    def missing(self, given: Collection[int]) -> list[int]:
+        """Returns the workers that are waited for, beside those that have given gradients."""
+        return [worker for worker in range(self._total) if worker not in given]
+
+    def keep_only(self, workers: Collection[int]) -> None:
+        """Waits for no other workers from now on, unless they give gradients again."""
+        self._there = set(workers) if self._there is None else self._there & set(workers)
+        self.changes += 1
+
+    def look(self, given: Collection[int]) -> bool:
+        """Drops the workers that give no sign of life; returns True if there were any."""
+        return False
+
+    def end_client(self, client: int, given: Collection[int]) -> bool:
+        """Notes the end of a session; returns True if its worker is waited for no longer."""
+        return False
+
+    def retire(self, client: int, index: int, given: Collection[int]) -> bool:
+        """Notes that a session trains no more; returns True if its worker is waited for no longer."""
+        known = self._of_client(client)
+        if not known and index not in self._clients and 0 <= index < self._total:
+            known = {index}
+        self._retired |= known
+        return bool(known)
+
+    def _of_client(self, client: int) -> set[int]:
+        return {worker for worker, of in self._clients.items() if client and of == client}
+
+    def too_few(self, given: Collection[int]) -> list[int]:
+        """Returns the workers that have stopped training if no aggregate comes together without them; else none.
+
+        Args:
+            given: worker of each gradient that is here: the stopped ones may have given some before.
+        """
+        most = (self._total - len(self._retired)) * self.each + sum(w in self._retired for w in given)
+        return sorted(self._retired) if most < self._needed else []
+
+
+class ElasticRoster(Roster):
+    """Workers that come and go: one that gives gradients is waited for until it stops training or dies.
+
+    Args:
+        name: for messages.
+        lives: tells whether a session gives signs of life.
+    """
+
+    look_secs = 0.2
+
+    def __init__(self, name: str, lives: Callable[[int], bool]) -> None:
+        super().__init__(name, 1, sys.maxsize)
+        self._there = set()
+        self._lives = lives
+
+    def take_heard(self) -> tuple[int, ...]:
+        """Returns the workers that are there."""
+        return tuple(sorted(self._there or ())) or super().take_heard()
+
+    def missing(self, given: Collection[int]) -> list[int]:
+        """Returns the workers that are there and have given no gradients."""
+        return sorted((self._there or set()) - set(given))
+
+    def look(self, given: Collection[int]) -> bool:
+        """Drops the workers whose sessions give no sign of life; returns True if there were any."""
+        return self._miss({w for w in self.missing(given) if not self._lives(self._clients.get(w, 0))}, given)
+
+    def end_client(self, client: int, given: Collection[int]) -> bool:
+        """Drops the worker of a session that has ended; returns True if it was there."""
+        return self._miss(self._of_client(client), given)
+
+    def retire(self, client: int, index: int, given: Collection[int]) -> bool:
+        """Drops the worker of a session that trains no more; returns True if it was there."""
+        return self._miss(self._of_client(client), given)
+
+    def _miss(self, workers: set[int], given: Collection[int]) -> bool:
+        # A worker that has given gradients to this step stays until its call ends.
+        gone = workers & set(self.missing(given))
+        if gone:
+            logging.info("%s: workers %s have gone", self._name, sorted(gone))
+            self._there = (self._there or set()) - gone
+            self.changes += 1
+        return bool(gone)
+
+    def too_few(self, given: Collection[int]) -> list[int]:
+        """Returns none: other workers may come."""
+        return []
