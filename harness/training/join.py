@@ -22,6 +22,8 @@ from harness.training.preemption import preemptible
 _CHIEFS = ("chief", "master")
 _HOSTS = {"chief_hosts": "chief", "ps_hosts": "ps", "worker_hosts": "worker"}
 """Flags with the addresses of a job's tasks."""
+_FLAGS = (*_HOSTS, "job_name", "task_index")
+"""All flags of a task."""
 _OTHER_NAMES = {"task_id": "task_index", "task": "task_index", "job": "job_name"}
 """Names that other programs have for a flag of a task."""
 _ALIKE = 0.85
@@ -237,33 +239,42 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
 
 
 def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
-    """The flags that tell the cluster: of absl where the program parses them (flag files too), else of ``argv``."""
-    names = (*_HOSTS, "job_name", "task_index")
-    found: dict[str, str] = {}
-    if flags.FLAGS.is_parsed():
-        for name in names:
-            value = flags.FLAGS[name].value if name in flags.FLAGS else None
-            if value not in (None, "", []) and (name in _HOSTS or flags.FLAGS[name].present):
-                found[name] = value if isinstance(value, str) else ",".join(value) if name in _HOSTS else str(value)
+    """Returns the flags of the cluster by name: those of absl where the program parses them, else of ``argv``."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
+    for name in _FLAGS:
         parser.add_argument(f"--{name}", f"-{name}")
     parsed, rest = parser.parse_known_args([argument for argument in argv if argument != "--"])
-    found = {name: value for name, value in vars(parsed).items() if value} | found
+    found = {name: value for name, value in vars(parsed).items() if value} | _absl_flags()
     for argument in rest:
         given = argument.lstrip("-").partition("=")[0]
-        absent = [name for name in names if name not in found]
-        meant = difflib.get_close_matches(given, absent, 1, _ALIKE)
-        if found and _OTHER_NAMES.get(given) in absent:
-            meant = [_OTHER_NAMES[given]]
+        meant = _meant(given, found)
         if argument.startswith("-") and meant and given not in flags.FLAGS:
-            raise rt.InvalidArgumentError(f"--{given} is no flag of a task; did you mean --{meant[0]}?")
+            raise rt.InvalidArgumentError(f"--{given} is no flag of a task; did you mean --{meant}?")
     if strict and rest:
         raise rt.InvalidArgumentError(
             f"{' '.join(rest)}: neither this program nor a task of a cluster has such a flag, see --help; a task has "
-            f"{', '.join(f'--{name}' for name in names)}"
+            f"{', '.join(f'--{name}' for name in _FLAGS)}"
         )
     return found
+
+
+def _absl_flags() -> dict[str, str]:
+    """Returns the flags that absl has parsed, flag files included; a default counts for addresses only."""
+    found: dict[str, str] = {}
+    for name in _FLAGS if flags.FLAGS.is_parsed() else ():
+        flag = flags.FLAGS[name] if name in flags.FLAGS else None
+        if flag is not None and flag.value not in (None, "", []) and (name in _HOSTS or flag.present):
+            found[name] = ",".join(flag.value) if isinstance(flag.value, list) else str(flag.value)
+    return found
+
+
+def _meant(given: str, found: Mapping[str, str]) -> str:
+    """Returns the flag of a task that a misspelt flag stands for; empty for none."""
+    absent = [name for name in _FLAGS if name not in found]
+    other = _OTHER_NAMES.get(given, "")
+    if found and other in absent:
+        return other
+    return next(iter(difflib.get_close_matches(given, absent, 1, _ALIKE)), "")
 
 
 def _from_flags(told: Mapping[str, str]) -> TaskIdentity:

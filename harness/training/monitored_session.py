@@ -9,11 +9,10 @@ import contextlib
 import enum
 import functools
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self
 
 from absl import logging
 
@@ -34,13 +33,15 @@ from harness.training.hooks.checkpoint import CheckpointSaverHook
 from harness.training.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession, Recoveries
+from harness.training.policy import Role
 from harness.training.preemption import shielded
 from harness.training.scaffold import (
     ChiefSessionCreator,
+    OpensSessions,
+    OwnSessionCreator,
     Scaffold,
     TrainingSessionCreator,
     WorkerSessionCreator,
-    is_chief,
 )
 from harness.training.session_manager import GIVE_UP_SECS, LOST_CONTACT, TrainingOver
 
@@ -57,16 +58,6 @@ USE_DEFAULT: Final = Default.USE_DEFAULT
 """Stands for an interval that is not given; setting the other of a pair turns it off."""
 _SAVE_SECS = 600.0
 _SUMMARY_STEPS = 100
-_T = TypeVar("_T")
-_S = TypeVar("_S")
-
-
-class OpensSessions(Protocol):
-    """What makes the sessions of a monitored session: a ``SessionCreator``, or any object with its method."""
-
-    def create_session(self) -> rt.Session:
-        """A session whose model is ready."""
-        ...
 
 
 class StepContext:
@@ -126,40 +117,17 @@ class MonitoredSession:
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
-        creator: OpensSessions = session_creator or ChiefSessionCreator()
-        chief = is_chief(creator)
-        if not chief and any(isinstance(hook, CheckpointSaverHook) for hook in self._hooks):
+        given = session_creator or ChiefSessionCreator()
+        creator = given if isinstance(given, TrainingSessionCreator) else OwnSessionCreator(given)
+        chief = creator.role is Role.CHIEF
+        if not chief and _savers_among(self._hooks):
             logging.info("the chief saves: this task, which is not the chief, leaves its CheckpointSaverHook out")
             self._hooks = [hook for hook in self._hooks if not isinstance(hook, CheckpointSaverHook)]
-        self._checkpoint_dir: str | None = getattr(creator, "checkpoint_dir", None) if chief else None
+        self._checkpoint_dir = creator.checkpoint_dir if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
         for hook in self._hooks:
             hook.begin()
-        own = creator if isinstance(creator, TrainingSessionCreator) else None
-        if own is not None:
-            own.grace_period = self._life.grace_period
-            own.recovers = self._recovers
-            probe = own.manager().probe
-            saved = [os.path.split(hook.save_path) for hook in self._hooks if isinstance(hook, CheckpointSaverHook)]
-            own.manager().series = next((name for where, name in saved if where == self._checkpoint_dir), "")
-        records = own.records() if own is not None else None
-
-        def ready(recovering: bool) -> rt.Session:
-            if own is not None:
-                own.recovering = recovering
-            return creator.create_session()
-
-        self._session: ManagedSession | None = self._life.open(
-            ready,
-            own.bare_session if own is not None else creator.create_session,
-            self._graph,
-            records=records,
-            recover=self._recovers,
-            global_step=get_global_step(self._graph),
-            on_recovery=self._run_after_create,
-            probe=probe if own is not None else None,
-            give_up_secs=own.give_up_secs if own is not None else math.inf,
-        )
+        self._session: ManagedSession | None = self._open(creator)
         self._saw_stop = self._life.late
         try:
             self._equip_hooks()
@@ -170,6 +138,27 @@ class MonitoredSession:
         except BaseException:  # nobody gets this session, so nobody will close it
             self._abandon()
             raise
+
+    def _open(self, creator: TrainingSessionCreator) -> ManagedSession:
+        saved = [os.path.split(hook.save_path) for hook in _savers_among(self._hooks)]
+        series = next((name for directory, name in saved if directory == self._checkpoint_dir), "")
+        probe = creator.equip(self._life.grace_period, series, recovers=self._recovers)
+
+        def ready(recovering: bool) -> rt.Session:
+            creator.recovering = recovering
+            return creator.create_session()
+
+        return self._life.open(
+            ready,
+            creator.bare_session,
+            self._graph,
+            records=creator.records(),
+            recover=self._recovers,
+            global_step=get_global_step(self._graph),
+            on_recovery=self._run_after_create,
+            probe=probe,
+            give_up_secs=creator.give_up_secs,
+        )
 
     def _equip_hooks(self) -> None:
         """Gives hooks what they need of the run."""
@@ -400,14 +389,12 @@ class MonitoredSession:
             self._abandon()
 
     def _leave_hooks(self, session: rt.Session) -> None:
-        for hook in self._hooks:
-            if isinstance(hook, CheckpointSaverHook):
-                hook.leave(underlying(session))
+        for hook in _savers_among(self._hooks):
+            hook.leave(underlying(session))
 
     def _settle_hooks(self) -> None:
-        for hook in self._hooks:
-            if isinstance(hook, CheckpointSaverHook):
-                hook.settle(self._grace_secs)
+        for hook in _savers_among(self._hooks):
+            hook.settle(self._grace_secs)
 
     def _end_hooks(self, ended: dict[int, rt.Session], session: rt.Session) -> None:
         """Calls each hook's ``end``; one that fails keeps none behind it, such as the one that saves, from theirs.
@@ -467,6 +454,10 @@ class SingularMonitoredSession(MonitoredSession):
         return self.raw
 
 
+def _savers_among(hooks: Sequence[SessionRunHook]) -> list[CheckpointSaverHook]:
+    return [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
+
+
 def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) -> rt.RunOptions | None:
     """Two ``RunOptions`` in one: the higher trace level, the longer time limit; None is none."""
     if first is None or second is None:
@@ -520,34 +511,36 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         ValueError: both intervals of the checkpoints were given.
         RuntimeError: the hooks need a global step and there is none.
     """
-    summary_steps, summary_secs = _pair(save_summaries_steps, save_summaries_secs, (_SUMMARY_STEPS, None))
-    save_secs, save_steps = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
+    summaries = _pair(save_summaries_secs, save_summaries_steps, (None, _SUMMARY_STEPS))
+    saves = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
     scaffold = scaffold or Scaffold()
     if not is_chief:
         creator = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
         return MonitoredSession(creator, hooks, stop_grace_period_secs)
-    if save_secs and save_steps:
+    if all(saves):
         raise ValueError("Can not provide both every_secs and every_steps for checkpoints: leave one of the two out")
-    all_hooks: list[SessionRunHook] = list(chief_only_hooks or ())
-    checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+    checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else ""
     summary_dir = summary_dir or checkpoint_dir
-    if summary_dir and log_step_count_steps:
-        all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
-    if summary_dir and (summary_steps or summary_secs):
-        all_hooks.append(SummarySaverHook(summary_steps or None, summary_secs or None, summary_dir, scaffold=scaffold))
-    if checkpoint_dir and (save_secs or save_steps):
-        intervals = (save_secs or None, save_steps or None)
-        all_hooks.append(
-            CheckpointSaverHook(checkpoint_dir, *intervals, scaffold=scaffold, save_graph_def=save_graph_def)
-        )
-    all_hooks.extend(hooks or ())
+    standard: Sequence[tuple[str, tuple[float | None, int | None], Callable[[Any, Any], SessionRunHook]]] = (
+        (summary_dir, (None, log_step_count_steps), lambda secs, steps: StepCounterHook(steps, secs, summary_dir)),
+        (summary_dir, summaries, lambda secs, steps: SummarySaverHook(steps, secs, summary_dir, scaffold=scaffold)),
+        (
+            checkpoint_dir,
+            saves,
+            lambda secs, steps: CheckpointSaverHook(
+                checkpoint_dir, secs, steps, scaffold=scaffold, save_graph_def=save_graph_def
+            ),
+        ),
+    )
+    own = [make(*every) for directory, every, make in standard if directory and any(every)]
     chief = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs)
-    return MonitoredSession(chief, all_hooks, stop_grace_period_secs)
+    return MonitoredSession(chief, [*(chief_only_hooks or ()), *own, *(hooks or ())], stop_grace_period_secs)
 
 
 def _pair(
-    first: _T | None | Default, second: _S | None | Default, default: tuple[_T | None, _S | None]
-) -> tuple[_T | None, _S | None]:
-    if first is USE_DEFAULT and second is USE_DEFAULT:
+    secs: float | None | Default, steps: int | None | Default, default: tuple[float | None, int | None]
+) -> tuple[float | None, int | None]:
+    """Returns the seconds and the steps between two times; 0 is None, as for both: never."""
+    if secs is USE_DEFAULT and steps is USE_DEFAULT:
         return default
-    return (None if first is USE_DEFAULT else first), (None if second is USE_DEFAULT else second)
+    return (None if secs is USE_DEFAULT else secs) or None, (None if steps is USE_DEFAULT else steps) or None

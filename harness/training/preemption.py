@@ -286,9 +286,8 @@ def shielded() -> Iterator[list[int]]:
         if number not in held:
             held.append(number)
             logging.warning("%s: it takes effect when the save under way has ended", signal.Signals(number).name)
-        notice = getattr(handler, "notice", None)
-        if notice is not None:
-            notice()
+        if isinstance(handler, _Leave):
+            handler.notice()
 
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before: dict[int, Callable[[int, FrameType | None], object]] = {n: h for n, h in found.items() if callable(h)}

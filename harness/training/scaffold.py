@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import runtime as rt
 from harness.coordinator import GracePeriod
@@ -14,8 +15,17 @@ from harness.training.readiness import CheckpointSaver, Element, Feeds
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 from runtime.lowlevel import RunRecords
 
-_T = TypeVar("_T")
 ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
+
+
+_DEFAULTS: Mapping[str, Callable[[rt.Graph], object]] = {
+    "init_op": readiness.init_op,
+    "ready_op": readiness.ready_op,
+    "local_init_op": readiness.local_init_op,
+    "summary_op": readiness.summary_op,
+    "saver": readiness.saver,
+}
+"""The function that finds or makes each part of a scaffold that was not given."""
 
 
 class Scaffold:
@@ -48,25 +58,18 @@ class Scaffold:
         saver: CheckpointSaver | None = None,
         copy_from_scaffold: Scaffold | None = None,
     ) -> None:
-        if copy_from_scaffold is not None and not isinstance(copy_from_scaffold, Scaffold):
+        if not isinstance(copy_from_scaffold, Scaffold | None):
             raise TypeError(f"copy_from_scaffold is not a Scaffold instance: {copy_from_scaffold!r}")
-
-        def given(value: _T | None, name: str) -> _T | None:
-            if value is not None or copy_from_scaffold is None:
-                return value
-            copied: _T | None = getattr(copy_from_scaffold, name)
-            return copied
-
-        self.init_op = given(init_op, "init_op")
-        self.init_feed_dict = given(init_feed_dict, "init_feed_dict")
-        self.ready_op = given(ready_op, "ready_op")
-        self.ready_for_local_init_op = given(ready_for_local_init_op, "ready_for_local_init_op")
-        self.local_init_op = given(local_init_op, "local_init_op")
-        self.summary_op = given(summary_op, "summary_op")
-        self.saver = given(saver, "saver")
-        self._user_init_fn: ScaffoldInitFn | None = (
-            init_fn if init_fn or copy_from_scaffold is None else copy_from_scaffold._user_init_fn
-        )
+        self.init_op = init_op
+        self.init_feed_dict = init_feed_dict
+        self.ready_op = ready_op
+        self.ready_for_local_init_op = ready_for_local_init_op
+        self.local_init_op = local_init_op
+        self.summary_op = summary_op
+        self.saver = saver
+        self._user_init_fn = init_fn
+        if copy_from_scaffold is not None:
+            vars(self).update({n: copied for n, copied in vars(copy_from_scaffold).items() if vars(self)[n] is None})
 
     @property
     def init_fn(self) -> Callable[[rt.Session], object] | None:
@@ -88,18 +91,11 @@ class Scaffold:
                     f"More than one item in the collection {key!r}. Please indicate which one to use by passing it to "
                     "the Scaffold constructor."
                 )
-        if self.init_op is None:
-            self.init_op = readiness.init_op(graph)
-        if self.ready_op is None:
-            self.ready_op = readiness.ready_op(graph)
-        if self.local_init_op is None:
-            self.local_init_op = readiness.local_init_op(graph)
+        for name, make in _DEFAULTS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, make(graph))
         if self.ready_for_local_init_op is None and self.local_init_op is not None:
             self.ready_for_local_init_op = readiness.ready_for_local_init_op(graph)
-        if self.summary_op is None:
-            self.summary_op = readiness.summary_op(graph)
-        if self.saver is None:
-            self.saver = readiness.saver(graph)
         graph.finalize()
         return self
 
@@ -123,6 +119,8 @@ class TrainingSessionCreator(SessionCreator):
     """
 
     role = Role.OTHER
+    checkpoint_dir: str | None = None
+    """Directory of the checkpoints to restore from; None for none."""
 
     def __init__(
         self,
@@ -135,13 +133,29 @@ class TrainingSessionCreator(SessionCreator):
         self._master = master
         self._config = config
         self._max_wait_secs = max_wait_secs
+        self.give_up_secs = max_wait_secs
+        """Seconds that a recovery takes at most; at the start ``start_timeout_secs`` counts too."""
         self._manager: SessionManager | None = None
         self.grace_period: GracePeriod | None = None
-        """Ends waits when training is to stop; the monitored session sets it."""
         self.recovers = True
-        """Whether a silent task is waited for, so that no step is lost or doubled; the monitored session sets it."""
         self.recovering = False
-        """Whether the next session is opened because one was lost; the monitored session sets it."""
+        """True while the next session takes the place of a lost one; the monitored session sets it."""
+
+    def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> rt.Tensor | None:
+        """Prepares the creator for a monitored session, when the graph is complete.
+
+        Args:
+            grace_period: The end of this period ends waits.
+            series: Name of the series of checkpoints that the session saves; empty for none.
+            recovers: True where a silent task is waited for, so that no step is lost or doubled.
+
+        Returns:
+            A tensor that touches every task with variables; None where the creator knows of none.
+        """
+        self.grace_period, self.recovers = grace_period, recovers
+        manager = self.manager()
+        manager.series = series
+        return manager.probe
 
     @property
     def scaffold(self) -> Scaffold:
@@ -167,11 +181,6 @@ class TrainingSessionCreator(SessionCreator):
     def records(self) -> RunRecords | None:
         """The run records behind the target; None without a cluster."""
         return self.manager().records(self._master, self._options(), self.role)
-
-    @property
-    def give_up_secs(self) -> float:
-        """How long a session is waited for at most in a recovery; at the start ``start_timeout_secs`` counts too."""
-        return self._max_wait_secs
 
     def bare_session(self) -> rt.Session:
         """Opens a session that need not be ready."""
@@ -252,6 +261,31 @@ class WorkerSessionCreator(TrainingSessionCreator):
         return self.manager().wait_for_session(self._master, config=self._options(), max_wait_secs=self._max_wait_secs)
 
 
-def is_chief(creator: object) -> bool:
-    """Whether a creator makes the chief's sessions; any creator of the user's own counts as the chief's."""
-    return not isinstance(creator, TrainingSessionCreator) or creator.role is Role.CHIEF
+class OpensSessions(Protocol):
+    """An object that opens the sessions of a monitored session: a ``SessionCreator``, or one of the user's own."""
+
+    def create_session(self) -> rt.Session:
+        """Opens a session that is ready for training."""
+        ...
+
+
+class OwnSessionCreator(TrainingSessionCreator):
+    """The face of a creator of the user's own, which counts as the chief's and takes part in no run.
+
+    Args:
+        creator: The user's creator.
+    """
+
+    role = Role.CHIEF
+
+    def __init__(self, creator: OpensSessions) -> None:
+        super().__init__(max_wait_secs=math.inf)
+        self.create_session = creator.create_session  # type: ignore[method-assign]
+        self.bare_session = creator.create_session  # type: ignore[method-assign]
+        self.checkpoint_dir = getattr(creator, "checkpoint_dir", None)
+
+    def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:
+        """Prepares nothing: the user's creator knows how to open a session."""
+
+    def records(self) -> None:
+        """Returns None: the other tasks do not know of this one."""
