@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import runtime as rt
 
@@ -62,6 +63,25 @@ class Figures:
     gauges: Mapping[str, float] = field(default_factory=dict)
 
 
+_RATES = {
+    "steps_per_sec": "steps_total",
+    "updates_per_sec": "updates_total",
+    "received_per_sec": "bytes_received_total",
+    "sent_per_sec": "bytes_sent_total",
+}
+"""Figures that are a sum by the second: the name of the sum."""
+_PARTS = ("pull", "compute", "push")
+"""Parts of a step, which a pipelined step does not have."""
+_MEANS = {f"{part}_ms": (f"{part}_seconds_total", "steps_total", 1e3) for part in ("step", *_PARTS)} | {
+    "bytes_per_step": ("step_bytes_total", "steps_total", 1.0),
+    "apply_ms": ("apply_seconds_total", "applied_total", 1e3),
+    "checkpoint_seconds": ("checkpoint_seconds_total", "checkpoints_total", 1.0),
+    "checkpoint_bytes": ("checkpoint_bytes_total", "checkpoints_total", 1.0),
+    "recovery_seconds": ("recovery_seconds_total", "recoveries_total", 1.0),
+}
+"""Figures that are means: the sum, how many it is of, and the unit of the figure in that of the sum."""
+
+
 def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> Figures:
     """What a task did between two reports.
 
@@ -78,34 +98,25 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
         return now.values.get(name, 0.0) - past.get(name, 0.0)
 
     def rate(name: str) -> float | None:
-        return grown(name) / seconds if seconds > 0 else None
+        return grown(name) / seconds if seconds > 0 and now.values.get(name) else None
 
-    def mean(total: str, count: str, scale: float = 1.0) -> float | None:
+    def mean(total: str, count: str, scale: float) -> float | None:
         return grown(total) / grown(count) * scale if grown(count) > 0 else None
 
-    split = grown("compute_seconds_total") > 0
+    found: dict[str, Any] = {figure: rate(name) for figure, name in _RATES.items()}
+    found |= {figure: mean(*names) for figure, names in _MEANS.items()}
+    if grown("compute_seconds_total") <= 0:
+        found |= dict.fromkeys(f"{part}_ms" for part in _PARTS)
     behind = [
         n - o for n, o in zip(now.staleness, before.staleness if before else [0] * len(now.staleness), strict=True)
     ]
     updates = sum(behind)
     return Figures(
-        steps_per_sec=rate("steps_total") if now.values.get("steps_total") else None,
-        step_ms=mean("step_seconds_total", "steps_total", 1e3),
-        pull_ms=mean("pull_seconds_total", "steps_total", 1e3) if split else None,
-        compute_ms=mean("compute_seconds_total", "steps_total", 1e3) if split else None,
-        push_ms=mean("push_seconds_total", "steps_total", 1e3) if split else None,
-        bytes_per_step=mean("step_bytes_total", "steps_total"),
-        updates_per_sec=rate("updates_total") if now.values.get("updates_total") else None,
-        apply_ms=mean("apply_seconds_total", "applied_total", 1e3),
+        **found,
         staleness_mean=sum(i * n for i, n in enumerate(behind)) / updates if updates else None,
         staleness_max=max((i for i, n in enumerate(behind) if n), default=None),
         queue_depth=now.values.get("queue_depth_max"),
-        received_per_sec=rate("bytes_received_total"),
-        sent_per_sec=rate("bytes_sent_total"),
         cpu_percent=(rate("cpu_seconds_total") or 0.0) * 100,
-        checkpoint_seconds=mean("checkpoint_seconds_total", "checkpoints_total"),
-        checkpoint_bytes=mean("checkpoint_bytes_total", "checkpoints_total"),
-        recovery_seconds=mean("recovery_seconds_total", "recoveries_total"),
         gauges={name: value for name, value in now.values.items() if not name.endswith("_total")},
     )
 

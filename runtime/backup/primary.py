@@ -90,6 +90,53 @@ class Answered:
     at: float
 
 
+class ImageSender:
+    """Sends images of a task to the holder of its backup, message by message. Used by one thread.
+
+    Args:
+        task: the task.
+        process_id: random number of this process.
+        about: what a later process of the task needs to know before it can use the backup.
+        send: sends a message to the holder and returns its answer.
+        chunk_bytes: bytes of arrays in one message.
+
+    Attributes:
+        moved_at: ``time.monotonic()`` at which the holder answered the last message.
+    """
+
+    def __init__(self, task: str, process_id: int, about: Mapping[str, Any], send: Send, chunk_bytes: int) -> None:
+        self.moved_at = 0.0
+        self._from = {"of": task, "process_id": process_id}
+        self._about = about
+        self._send = send
+        self._chunk_bytes = chunk_bytes
+        self._introduced = False
+
+    def push(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> str:
+        """Sends the entries that have changed since image ``base``, or all if that is None.
+
+        Returns:
+            Why the holder has refused the image, as one of its ``REFUSED_...``; empty when the holder has it.
+        """
+        messages = chunks(changed, self._chunk_bytes)
+        for index, chunk in enumerate(messages):
+            table, arrays = packed(chunk)
+            header: Header = {"kind": "push", **self._from, "hello": not self._introduced}
+            header |= {"version": version, "base": base, "index": index, "put": table}
+            if index == len(messages) - 1:
+                header |= {
+                    "keep": list(capture.parts),
+                    "about": dict(self._about),
+                    "unusable_because": capture.unusable_because,
+                }
+            answer, _ = self._send(header, arrays)
+            self.moved_at = time.monotonic()
+            if refused := answer.get("refused", ""):
+                return str(refused)
+        self._introduced = True
+        return ""
+
+
 class Primary:
     """Keeps the backup of one task up to date. ``start`` starts its thread.
 
@@ -120,15 +167,11 @@ class Primary:
         self.task = task
         self.holder = holder
         self.lag = lag
-        self._process_id = process_id
-        self._about = about
         self._capture = capture
-        self._send = send
         self._fenced = fenced
-        self._chunk_bytes = chunk_bytes
+        self._sender = ImageSender(task, process_id, about, send, chunk_bytes)
         self._lock = threading.Lock()
         self._resumed = threading.Condition(self._lock)
-        self._drained = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
         self._arrived = threading.Condition(self._lock)
         self._paused = False
@@ -143,8 +186,6 @@ class Primary:
         self._replaced = False
         self._answered: dict[LaneKey, Answered] = {}
         self._tokens: dict[str, Any] | None = None  # of the image that the holder has; None: send all
-        self._introduced = False
-        self._moved_at = 0.0  # when the holder answered the last message
         self._next_at = 0.0
         self._checked_at = 0.0
         self._most_lag = 0
@@ -164,7 +205,7 @@ class Primary:
             if self._thread.is_alive():
                 self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS)
             self._closed = True
-            for condition in (self._work, self._arrived, self._resumed, self._drained):
+            for condition in (self._work, self._arrived, self._resumed):
                 condition.notify_all()
         if self._thread.is_alive():
             self._thread.join(_WAIT_SECS)
@@ -203,7 +244,7 @@ class Primary:
                 if answered is not None:
                     self._answered[client, lane] = answered
                 if self._paused and not self._running:
-                    self._drained.notify()
+                    self._work.notify()
                 self._wait_for(self._version - self.lag)
         return reply
 
@@ -227,7 +268,7 @@ class Primary:
         if not self._has(version):
             began = time.monotonic()
             while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
-                if patience_secs is not None and time.monotonic() - self._moved_at >= patience_secs:
+                if patience_secs is not None and time.monotonic() - self._sender.moved_at >= patience_secs:
                     what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
                     raise UnavailableError(what, task=self.task)
             self._waited_secs += time.monotonic() - began
@@ -294,6 +335,13 @@ class Primary:
                 "backup_wait_seconds_total": self._waited_secs,
             }
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self._lock:
+            assert -1 <= self._replicated <= self._taken <= self._version
+            assert self._running >= 0 and self._urgent >= 0
+            assert self._closed or not self._replaced
+
     # -- the thread that sends ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -354,7 +402,14 @@ class Primary:
             self._note_arrived(version, capture.unusable_because)
             return True
         began = time.monotonic()
-        if not self._push(version, capture, changed, None if known is None else self._replicated):
+        answer = self._sender.push(version, capture, changed, None if known is None else self._replicated)
+        if answer == REFUSED_PROCESS:
+            logging.error("%s: another process has taken its place: this one leaves", self.task)
+            self._fenced()
+            with self._lock:
+                self._closed = self._replaced = True
+                self._arrived.notify_all()
+        if answer:
             return False
         self._tokens = tokens
         took = time.monotonic() - began
@@ -370,7 +425,7 @@ class Primary:
         with self._lock:
             self._paused = True
             try:
-                if not self._drained.wait_for(lambda: not self._running or self._closed, _DRAIN_SECS) or self._closed:
+                if not self._work.wait_for(lambda: not self._running or self._closed, _DRAIN_SECS) or self._closed:
                     pass
                 else:
                     self._taken = self._version
@@ -383,41 +438,6 @@ class Primary:
             if not self._closed:  # let through what waits: it may be what the others wait for
                 self._work.wait(_LEAST_SECS)
             return None
-
-    def _push(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> bool:
-        messages = chunks(changed, self._chunk_bytes)
-        for index, chunk in enumerate(messages):
-            table, arrays = packed(chunk)
-            header: Header = {
-                "kind": "push",
-                "of": self.task,
-                "process_id": self._process_id,
-                "hello": not self._introduced,
-                "version": version,
-                "base": base,
-                "index": index,
-                "put": table,
-            }
-            if index == len(messages) - 1:
-                header |= {
-                    "keep": list(capture.parts),
-                    "about": dict(self._about),
-                    "unusable_because": capture.unusable_because,
-                }
-            answer, _ = self._send(header, arrays)
-            self._moved_at = time.monotonic()
-            refused = answer.get("refused", "")
-            if refused == REFUSED_PROCESS:
-                logging.error("%s: another process has taken its place: this one leaves", self.task)
-                self._fenced()
-                with self._lock:
-                    self._closed = self._replaced = True
-                    self._arrived.notify_all()
-                return False
-            if refused:
-                return False
-        self._introduced = True
-        return True
 
     def _note_arrived(self, version: int, unusable_because: str) -> None:
         with self._lock:

@@ -76,26 +76,14 @@ class JobSetClusterResolver(ClusterResolver):
         pod = _number(POD_INDEX_VARIABLE, "0")
         return [pod] if pod >= pods else []
 
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process; None outside a JobSet."""
-        return self._task_type if self._task_type is not None else os.environ.get(JOB_VARIABLE)
+    def _found_type(self) -> str | None:
+        return os.environ.get(JOB_VARIABLE)
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Task index of this process; None outside a JobSet."""
-        if self._task_id is not None or JOB_INDEX_VARIABLE not in os.environ:
-            return self._task_id
+    def _found_id(self) -> int | None:
+        if JOB_INDEX_VARIABLE not in os.environ:
+            return None
         _, pods, _ = _sizes().get(self.task_type or "", (0, 1, False))
         return _number(JOB_INDEX_VARIABLE) * pods + _number(POD_INDEX_VARIABLE, "0")
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     def checked(self) -> tuple[ClusterSpec, TaskId]:
         """The cluster, and this process's task in it.

@@ -24,9 +24,7 @@ class ClusterResolver(ABC):
         rpc_layer: what `master()` puts in front of an address, such as "grpc"; None puts nothing.
     """
 
-    def __init__(
-        self, *, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> None:
+    def __init__(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> None:
         """See the class."""
         self._task_type = task_type
         self._task_id = task_id
@@ -50,10 +48,21 @@ class ClusterResolver(ABC):
         """The address when no task is asked for; empty means in this process."""
         return ""
 
+    # Kinds of resolvers that read the environment override these; what was given to the resolver comes first.
+
+    def _found_type(self) -> str | None:
+        return None
+
+    def _found_id(self) -> int | None:
+        return None
+
+    def _found_layer(self) -> str | None:
+        return None
+
     @property
     def task_type(self) -> str | None:
         """Job of this process; None when it is not known."""
-        return self._task_type
+        return self._task_type if self._task_type is not None else self._found_type()
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -62,7 +71,7 @@ class ClusterResolver(ABC):
     @property
     def task_id(self) -> int | None:
         """Task index of this process; None when it is not known."""
-        return self._task_id
+        return self._task_id if self._task_id is not None else self._found_id()
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -71,7 +80,7 @@ class ClusterResolver(ABC):
     @property
     def rpc_layer(self) -> str | None:
         """What `master()` puts in front of an address, such as "grpc"."""
-        return self._rpc_layer
+        return self._rpc_layer if self._rpc_layer is not None else self._found_layer()
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
@@ -140,10 +149,6 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: what `master()` puts in front of an address, such as "grpc".
     """
 
-    def __init__(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> None:
-        """See the class."""
-        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
-
     def cluster_spec(self) -> ClusterSpec:
         """The cluster as TF_CONFIG has it now.
 
@@ -185,38 +190,19 @@ class TFConfigClusterResolver(ClusterResolver):
             raise InvalidArgumentError('TF_CONFIG has no "task": {"type": ..., "index": ...}: which task is this?')
         return cluster, own_task(cluster, job, index, "TF_CONFIG")
 
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process."""
-        return self._task_type if self._task_type is not None else _tf_config_task().get("type")
+    def _found_type(self) -> str | None:
+        return _tf_config_task().get("type")
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Task index of this process; TF_CONFIG may write it as a string."""
-        if self._task_id is not None:
-            return self._task_id
+    def _found_id(self) -> int | None:
+        """Returns the task index, which TF_CONFIG may write as a string."""
         index = _tf_config_task().get("index")
         try:
             return None if index is None else int(index)
         except (TypeError, ValueError):
             raise InvalidArgumentError(f"TF_CONFIG: task index must be an integer, got {index!r}") from None
 
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """What `master()` puts in front of an address."""
-        return self._rpc_layer if self._rpc_layer is not None else _tf_config().get("rpc_layer")
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
+    def _found_layer(self) -> str | None:
+        return _tf_config().get("rpc_layer")
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The target to give to a session.

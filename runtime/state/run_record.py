@@ -307,6 +307,14 @@ class RunRecord:
             if self._phase == FINISHED:
                 self.finished_at = now
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self._changed:
+            assert self._phase in (NEW, LOADING, READY, FINISHED)
+            assert self._phase != FINISHED or self.finished_at is not None
+            assert self._states.keys() | self._left <= self._done.keys()
+            assert self.generation >= 0 and 0 <= self.leadership.epoch < MAX_EPOCH
+
     # -- the end -----------------------------------------------------------------------------------------------
 
     def session_ended(self, session: int) -> None:

@@ -315,6 +315,15 @@ class Store:
                     slot.value, slot.spec, slot.lost = None, None, why
         return [slot.key[1] for slot in slots if slot.lost]
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests, while no stage runs."""
+        with self.lock:
+            for key, slot in self._slots.items():
+                assert slot.key == key and slot.readers >= 0
+                assert (slot.value is None) == (slot.spec is None)
+                assert slot.spec is None or slot.value is None or slot.value.shape == slot.spec.shape
+                assert not slot.lost or slot.value is None
+
     def variables(self) -> list[tuple[Key, TensorSpec]]:
         """Key and spec of every initialised variable."""
         with self.lock:

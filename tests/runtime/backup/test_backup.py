@@ -108,6 +108,7 @@ def test_what_is_kept_is_a_whole_image_whatever_gets_lost(turns: list[Any]) -> N
         except UnavailableError:
             primary._tokens = None  # as its thread does
             lost = True
+        primary.validate()
         found = holder.backups.image(TASK)
         if found is not None and not found.unusable_because:
             assert {n: e.meta["value"] for n, e in found.entries.items()} == states[found.version]
@@ -141,6 +142,7 @@ def test_no_reply_leaves_the_backup_further_behind_than_the_bound(lag: int) -> N
     for done in range(1, 100):
         primary.carry_out(update, 1, gated=True)
         assert done - max(primary._replicated, 0) <= lag
+        primary.validate()
     primary.settle()
     assert kept(holder) == {"a": 99}
     assert primary.values()["backup_lag_steps"] == 0

@@ -40,7 +40,10 @@ class Kept:
         """An order; each sender has the number of its task, and 7."""
         leadership = Leadership(epoch, 7 + int(sender[-1])) if epoch else NOBODY
         order = RunOrder(sender=sender, address=f"{sender[-1]}:1", leadership=leadership.to_proto(), **of)
-        return self.record.obey(order, TASK, cancelled or Cancellation())
+        try:
+            return self.record.obey(order, TASK, cancelled or Cancellation())
+        finally:
+            self.record.validate()
 
     def in_thread(self, cancelled: Cancellation | None = None, **of: Any) -> tuple[threading.Thread, list[Any]]:
         """An order on a thread of its own that has begun to wait, and what becomes of it."""

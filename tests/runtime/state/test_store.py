@@ -69,12 +69,14 @@ def test_what_is_read_at_one_instant_holds_whole_updates_only() -> None:
     _together(_update(store, slots), _update(store, slots[::-1]), read)
     assert [float(slot.value) for slot in slots] == [2 * TURNS] * 3
     assert [slot.readers for slot in slots] == [0] * 3
+    store.validate()
 
 
 def test_claims_that_overlap_in_any_order_end() -> None:
     store, (a, b, c) = _store("a", "b", "c")
     _together(*(_update(store, slots) for slots in ([a, b], [b, a], [b, c], [c, a], [c, b, a])))
     assert [float(slot.value) for slot in (a, b, c)] == [4 * TURNS, 4 * TURNS, 3 * TURNS]
+    store.validate()
 
 
 def test_a_claim_holds_up_only_those_who_need_its_variables() -> None:
