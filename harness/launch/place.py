@@ -7,14 +7,19 @@ A program of its own, because the resolvers come with all of the runtime: it tak
 the launcher stays small.
 """
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from harness import exit_codes
 from harness.launch.policy import PS, WORKER
+
+if TYPE_CHECKING:
+    import runtime as rt
 
 LOWEST_PORT, JOBS, TASKS = 10000, 320, 64
 """Ports of tasks: 64 for each of 320 jobs, below those that the system hands out by itself (from 32768 on)."""
@@ -72,65 +77,59 @@ def _step(tasks: int, asked: str) -> None:
         )
 
 
-def added_in_slurm(ps_hosts: Sequence[str], first: int, workers: int, port: int) -> Place:
-    """The place of this task in a Slurm step whose tasks join a cluster that runs already, as workers.
-
-    Args:
-        ps_hosts: addresses of the ps.
-        first: index of the worker that is the first task of the step.
-        workers: how many tasks the step has.
-        port: where this one is to serve: a free one of its host, for nobody needs to know it beforehand.
-
-    Raises:
-        RuntimeError: as ``in_slurm``.
-    """
+def _resolved(jobs: Mapping[str, int], asked: str) -> tuple[str, int, "rt.ClusterSpec", "functools.partial[Place]"]:
+    """Returns the job and the index of this task, the cluster of the step, and the place but for addresses and task."""
     environ = dict(os.environ)
-    _step(workers, f"--workers={workers}")
-    import runtime as rt
-
-    resolver = rt.SlurmClusterResolver({WORKER: workers})
-    cluster = resolver.cluster_spec()  # gives this task its GPUs
-    assert resolver.task_id is not None  # as many tasks as there are ranks
-    host = cluster.task_address(WORKER, resolver.task_id).rpartition(":")[0]
-    index = first + resolver.task_id
-    return Place(
-        ps_hosts=tuple(ps_hosts),
-        worker_hosts=("",) * index + (f"{host}:{port}",),
-        job=WORKER,
-        index=index,
-        number=int(environ["SLURM_LOCALID"]),
-        stop=("scancel", "--signal=TERM", f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"),
-        environ={name: value for name, value in os.environ.items() if environ.get(name) != value},
-    )
-
-
-def in_slurm(ps: int, workers: int) -> Place:
-    """The place of this task in a Slurm step whose first tasks are the ps.
-
-    Raises:
-        RuntimeError: not in a step, or it has another number of tasks; one line that says what to do.
-    """
-    environ = dict(os.environ)
-    _step(ps + workers, f"--ps={ps} --workers={workers}")
+    _step(sum(jobs.values()), asked)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     import runtime as rt  # a second, and most of the memory: not for a mistake
 
-    resolver = rt.SlurmClusterResolver({PS: ps, WORKER: workers}, LOWEST_PORT + int(job) % JOBS * TASKS)
+    resolver = rt.SlurmClusterResolver(jobs, LOWEST_PORT + int(job) % JOBS * TASKS)
     cluster = resolver.cluster_spec()  # gives this task its GPUs
     assert resolver.task_type is not None and resolver.task_id is not None  # as many tasks as there are ranks
     # A step over the groups of a heterogeneous job is a step of each of them.
     groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(int(environ.get("SLURM_HET_SIZE", 0)))] or [job]
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    again = environ["SLURM_PROCID"] == "0" and restarts != "0"
-    return Place(
-        ps_hosts=tuple(cluster.task_address(PS, index) for index in range(ps)),
-        worker_hosts=tuple(cluster.task_address(WORKER, index) for index in range(workers)),
-        job=resolver.task_type,
-        index=resolver.task_id,
+    place = functools.partial(
+        Place,
         number=int(environ["SLURM_LOCALID"]),
         stop=("scancel", "--signal=TERM", *(f"{group}.{step}" for group in groups)),
         environ={name: value for name, value in os.environ.items() if environ.get(name) != value},
-        said=f"job {job} was requeued, this is restart {restarts}" if again else "",
+    )
+    return resolver.task_type, resolver.task_id, cluster, place
+
+
+def added_in_slurm(ps_hosts: Sequence[str], first: int, workers: int, port: int) -> Place:
+    """Returns the place of this task in a Slurm step of workers that join a running cluster.
+
+    Args:
+        ps_hosts: Addresses of the ps.
+        first: Index of the worker that is the first task of the step.
+        workers: Number of tasks of the step.
+        port: Free port of this host, where this task is to serve. Nobody needs to know it beforehand.
+
+    Raises:
+        RuntimeError: As ``in_slurm``.
+    """
+    job, number, cluster, place = _resolved({WORKER: workers}, f"--workers={workers}")
+    host, index = cluster.task_address(job, number).rpartition(":")[0], first + number
+    return place(ps_hosts=tuple(ps_hosts), worker_hosts=("",) * index + (f"{host}:{port}",), job=job, index=index)
+
+
+def in_slurm(ps: int, workers: int) -> Place:
+    """Returns the place of this task in a Slurm step whose first tasks are the ps.
+
+    Raises:
+        RuntimeError: This is no step, or the step has another number of tasks. One line says what to do.
+    """
+    job, index, cluster, place = _resolved({PS: ps, WORKER: workers}, f"--ps={ps} --workers={workers}")
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    again = os.environ["SLURM_PROCID"] == "0" and restarts != "0"
+    return place(
+        ps_hosts=tuple(cluster.task_address(PS, number) for number in range(ps)),
+        worker_hosts=tuple(cluster.task_address(WORKER, number) for number in range(workers)),
+        job=job,
+        index=index,
+        said=f"job {os.environ['SLURM_JOB_ID']} was requeued, this is restart {restarts}" if again else "",
     )
 
 

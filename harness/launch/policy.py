@@ -19,6 +19,7 @@ microseconds. The rules, in the order in which they matter:
 """
 
 import enum
+import math
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -233,25 +234,37 @@ def _on_exit(
             state = replace(state, signal_code=exit_code_of(returncode))
         return _with(state, task, replace(was, phase=TaskPhase.DONE))
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
-    row = exit_codes.of_code(exit_code_of(returncode) or exit_codes.FAILED.plain)
+    code = exit_code_of(returncode) or exit_codes.FAILED.plain
+    row = exit_codes.of_code(code)
     what = f"{task} {describe(returncode)}"
-    never, counts = row.retry is exit_codes.Retry.NEVER, row.retry is exit_codes.Retry.COUNTED
-    if not never and (not counts or restarts < options.max_restarts):
+    counts = row.retry is exit_codes.Retry.COUNTED
+    most = {exit_codes.Retry.NEVER: 0, exit_codes.Retry.COUNTED: options.max_restarts}.get(row.retry, math.inf)
+    if restarts < most:
         pause = min(options.backoff_secs * 2**restarts, options.max_backoff_secs)
-        which = f"restart {restarts + 1} of {options.max_restarts}" if counts else f"{row.name}: started again"
+        which = f"restart {restarts + 1} of {most}" if counts else f"{row.name}: started again"
         out.append(LogLine(f"{what}; {which} in {pause:g} s"))
         again = LaunchedTask(TaskPhase.WAITING, was.attempt + 1, restarts + counts, since=now + pause)
         return _with(state, task, again)
     after = f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else ""
-    if never:
+    if row.retry is exit_codes.Retry.NEVER:
         after = f" ({row.name}: it would end so again)"
+    return _on_failure(state, task, code, f"{what} and failed for good{after}", now, options, out)
+
+
+def _on_failure(
+    state: LaunchState,
+    task: LaunchTask,
+    code: int,
+    why: str,
+    now: float,
+    options: LaunchOptions,
+    out: list[Instruction],
+) -> LaunchState:
+    """Goes on without a task that is not started again, or stops everything."""
     fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
-    why = f"{what} and failed for good{after}"
     out += [ShowTail(task), LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}")]
-    state = _with(state, task, replace(was, phase=TaskPhase.FAILED))
-    if state.failure is None:
-        code = exit_code_of(returncode) or exit_codes.FAILED.plain
-        state = replace(state, failure=Failure(task, code, fatal, why))
+    state = _with(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
+    state = replace(state, failure=state.failure or Failure(task, code, fatal, why))
     return _stop_first(state, frozenset(state.tasks), now, options, out) if fatal else state
 
 

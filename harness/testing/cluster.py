@@ -140,12 +140,6 @@ class LocalCluster:
         """Names of the tasks, such as "ps:0", the ps tasks first."""
         return list(self._ids)
 
-    @property
-    def cluster_spec(self) -> rt.ClusterSpec:
-        """The cluster."""
-        jobs = {PS: list(self._topology.ps_hosts), WORKER: list(self._topology.worker_hosts)}
-        return rt.ClusterSpec({job: hosts for job, hosts in jobs.items() if hosts})
-
     def start(self, task: str, **env: str) -> Life:
         """Starts a task, the first time or again.
 
@@ -207,7 +201,7 @@ class LocalCluster:
 
     def lines(self, task: str, pattern: str = "") -> list[Line]:
         """The lines that a task has written in all its lives, or those that match."""
-        return [line for line in self._processes.lines(self._name(task)) if re.search(pattern, line.text)]
+        return self._processes.lines(self._name(task), pattern)
 
     def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
         """Waits for a line that matches, after the one that was found last.
@@ -269,7 +263,6 @@ class LocalCluster:
         plan: FaultPlan,
         *,
         secs: float = 600.0,
-        until: Callable[[], bool] = lambda: False,
         say: Callable[[str], object] = lambda text: print(text, flush=True),
     ) -> list[Injected]:
         """Injects the faults of a plan, one after the other, and waits until all that do not last for ever have ended.
@@ -277,7 +270,6 @@ class LocalCluster:
         Args:
             plan: what is to go wrong; its seed is told.
             secs: after how long to give up waiting for a fault's step.
-            until: asked again and again; when it is true no further fault is injected.
             say: is told of each fault.
 
         Returns:
@@ -294,12 +286,10 @@ class LocalCluster:
         for fault in plan.faults:
             due = began + fault.at_secs if fault.at_secs is not None else last + fault.after_secs
             give_up = max(due, time.monotonic()) + secs
-            while not (over := until()) and not self._is_due(fault, due):
+            while not self._is_due(fault, due):
                 if time.monotonic() >= give_up:
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
                 self._go_on(undo)
-            if over:
-                break
             while fault.kind in _NEED_A_PROCESS and not self.running(fault.task) and _comes_back(fault.task, undo):
                 self._go_on(undo)
             last = time.monotonic()
@@ -334,16 +324,19 @@ class LocalCluster:
             return "it runs"
         if fault.kind in _NEED_A_PROCESS and not runs:
             return "it does not run"
-        alone: Mapping[Kind, Callable[[str], object]] = {
-            **{Kind.RESTART: self.start, Kind.KILL: self.kill, Kind.STOP: self.stop},
-            **{Kind.FREEZE: self.freeze, Kind.THAW: self.thaw},
+        actions: dict[Kind, Callable[[str], object]] = {
+            Kind.RESTART: self.start,
+            Kind.KILL: self.kill,
+            Kind.STOP: self.stop,
+            Kind.FREEZE: self.freeze,
+            Kind.THAW: self.thaw,
         }
         if fault.kind is Kind.CUT:
             self.cut(fault.task, fault.peer, reset=fault.reset)
         elif fault.kind is Kind.HEAL:
             self.heal(fault.task, fault.peer)
         else:
-            alone[fault.kind](fault.task)
+            actions[fault.kind](fault.task)
         return ""
 
     def _undo(self, undo: list[tuple[float, Fault]], now: float) -> None:

@@ -29,6 +29,14 @@ class Kind(enum.Enum):
     """A dead task is started again."""
 
 
+_SHARES = {Kind.KILL: 0.7, Kind.FREEZE: 0.15, Kind.CUT: 0.15}
+"""The kinds of a random plan, and the share of each."""
+_RESTART_SECS = (0.0, 1.0)
+"""The least and the most seconds until a killed task is started again."""
+_LASTING_SECS = (0.5, 4.0)
+"""The least and the most seconds of a freeze or a cut."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that goes wrong.
@@ -144,9 +152,6 @@ class FaultPlan:
         over_secs: float,
         *,
         seed: int | None = None,
-        weights: Sequence[tuple[Kind, float]] = ((Kind.KILL, 0.7), (Kind.FREEZE, 0.15), (Kind.CUT, 0.15)),
-        restart_secs: tuple[float, float] = (0.0, 1.0),
-        lasting_secs: tuple[float, float] = (0.5, 4.0),
     ) -> FaultPlan:
         """Faults at random, spread evenly over a time; each task is hit about as often as any other.
 
@@ -155,28 +160,24 @@ class FaultPlan:
             count: how many faults.
             over_secs: from the first to the last, seconds.
             seed: a new one by default.
-            weights: the kinds, and how often each comes.
-            restart_secs: after how long, from and to, a killed task is started again.
-            lasting_secs: how long, from and to, a freeze or a cut lasts.
         """
         plan = cls(seed)
         chance = random.Random(plan.seed)
-        kinds, how_often = zip(*weights, strict=True)
         victims: list[str] = []
         for number in range(count):
             if not victims:
                 victims = chance.sample(list(tasks), len(tasks))
             task = victims.pop()
             at = (number + chance.random() * 0.5) * over_secs / max(count, 1)
-            kind = chance.choices(kinds, how_often)[0]
-            lasting = round(chance.uniform(*lasting_secs), 2)
+            kind = chance.choices(list(_SHARES), list(_SHARES.values()))[0]
+            lasting = round(chance.uniform(*_LASTING_SECS), 2)
             fault = Fault(kind, task, at_secs=round(at, 2), secs=lasting)
             others = [t for t in tasks if t.partition(":")[0] != task.partition(":")[0]]
             if kind is Kind.CUT and others:
                 reset = chance.random() < 0.5
                 fault = replace(fault, peer=chance.choice(others), reset=reset)
             elif kind is not Kind.FREEZE:
-                fault = replace(fault, kind=Kind.KILL, secs=round(chance.uniform(*restart_secs), 2))
+                fault = replace(fault, kind=Kind.KILL, secs=round(chance.uniform(*_RESTART_SECS), 2))
             plan = plan.add(fault)
         return plan
 

@@ -58,7 +58,6 @@ class Life:
         number: which start of the task this is, from 0.
         pid: its process.
         started_at: ``time.monotonic()`` of the start.
-        ended_at: of its end, None while it runs.
         code: exit code, negative for a signal; None while it runs.
         frozen: whether it is stopped by SIGSTOP.
         channel: on which the zygote is sent signals for it, and tells of its end.
@@ -70,7 +69,6 @@ class Life:
     channel: socket.socket = field(repr=False)
     pid: int
     started_at: float
-    ended_at: float | None = None
     code: int | None = None
     frozen: bool = False
     buffer: LineBuffer = field(default_factory=LineBuffer, repr=False)
@@ -258,7 +256,7 @@ class Processes:
                 self._read_rest(fd)
             self._selector.unregister(life.channel)
             life.channel.close()
-            life.code, life.ended_at = int(code or -signal.SIGKILL), time.monotonic()
+            life.code = int(code or -signal.SIGKILL)
             self.changed.notify_all()
 
     def _read(self, fd: int) -> bool:
@@ -385,10 +383,10 @@ class Processes:
         """The process of a task that runs now."""
         return next((life for life in self.lives(task) if life.code is None), None)
 
-    def lines(self, task: str) -> list[Line]:
-        """What a task has written so far, in all its lives."""
+    def lines(self, task: str, pattern: str = "") -> list[Line]:
+        """Returns the lines that a task has written so far, in all its lives, or those that match."""
         with self.changed:
-            return list(self._lines.get(task, ()))
+            return [line for line in self._lines.get(task, ()) if re.search(pattern, line.text)]
 
     def expect(self, task: str, pattern: str, secs: float) -> re.Match[str]:
         """Waits for a line after the one that the last ``expect`` of this task found.

@@ -93,7 +93,7 @@ class Program:
 
     def lines(self, pattern: str = "") -> list[str]:
         """The lines that it has written so far, or those that match."""
-        return [line.text for line in self._processes.lines(_ONLY) if re.search(pattern, line.text)]
+        return [line.text for line in self._processes.lines(_ONLY, pattern)]
 
     def output(self) -> str:
         """All that it has written so far."""
