@@ -17,7 +17,7 @@ import json
 import logging as std_logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags, logging
@@ -26,7 +26,7 @@ import runtime as rt
 from harness.launch.tasks import ATTEMPT_VARIABLE, NUMBER_VARIABLE
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
@@ -178,9 +178,8 @@ class StepProfiler:
         self._first = first
         self._end = end
         self._directory = directory
-        self._state = "new"
-        self._left = end - first
-        self._marked: jax.profiler.StepTraceAnnotation | None = None
+        self._profile = self._run()
+        next(self._profile)
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
@@ -201,7 +200,7 @@ class StepProfiler:
         """
         if not steps or not here:
             nothing = cls(0, 1, directory)
-            nothing._state = "done"
+            nothing.close()
             return nothing
         found = re.fullmatch(r"(\d+):(\d+)", steps)
         if not found:
@@ -211,47 +210,45 @@ class StepProfiler:
         return cls(int(found[1]), int(found[2]), directory)
 
     def step(self, step: int) -> None:
-        """Tells that a step is about to run, and that the global step is ``step``."""
-        if self._state == "new":
-            self._state = "before" if step < self._end else "done"
-            if self._state == "done":
-                logging.info("no profile: step %d is past %d:%d already", step, self._first, self._end)
-        if self._state == "before" and step >= self._first:
-            import jax
+        """Begins a step of this task.
 
-            logging.info("profiling %d steps of this task from global step %d on", self._left, step)
-            jax.profiler.start_trace(self._directory, create_perfetto_trace=True)
-            self._state = "running"
-        elif self._state == "running":
-            self._left -= 1
-            if not self._left:
-                self.close()
-        if self._state == "running":
-            self._mark(step)
+        Args:
+            step: The global step before it.
+        """
+        try:
+            self._profile.send(step)
+        except StopIteration:
+            return
 
-    def _mark(self, step: int | None) -> None:
-        """Ends the step that is marked, and begins one: the profile plugin shows the time of each."""
+    def _run(self) -> Generator[None, int, None]:
+        """Receives the global step before each step; the profile runs from its first step to its end, or ``close``."""
+        step = yield
+        if step >= self._end:
+            logging.info("no profile: step %d is past %d:%d already", step, self._first, self._end)
+            return
+        while step < self._first:
+            step = yield
         import jax
 
-        if self._marked is not None:
-            self._marked.__exit__(None, None, None)
-        self._marked = None if step is None else jax.profiler.StepTraceAnnotation("train", step_num=step)
-        if self._marked is not None:
-            self._marked.__enter__()
-
-    def close(self) -> None:
-        """Ends a profile that is running and writes it."""
-        if self._state == "running":
-            import jax
-
-            self._state = "done"
-            self._mark(None)
+        steps = self._end - self._first
+        logging.info("profiling %d steps of this task from global step %d on", steps, step)
+        jax.profiler.start_trace(self._directory, create_perfetto_trace=True)
+        try:
+            for _ in range(steps):
+                # The profile plugin shows the time of each step that is marked.
+                with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                    step = yield
+        finally:
             try:
                 jax.profiler.stop_trace()
-            except Exception as error:  # a full disk, say: no training depends on it
+            except Exception as error:  # a full disk, say: no training depends on the profile
                 logging.error("the profile is not written below %s: %s", self._directory, error)
             else:
                 logging.info("the profile is below %s/plugins/profile", self._directory)
+
+    def close(self) -> None:
+        """Ends a profile that is running and writes it."""
+        self._profile.close()
 
     def __enter__(self) -> StepProfiler:
         """Gives the profiler itself."""
