@@ -162,7 +162,6 @@ class Evaluator:
         self._tidy()
         if self._evaluations:
             logging.info("%d checkpoints have been evaluated before", len(self._evaluations))
-        logged_at = time.monotonic()
         with contextlib.closing(FileWriter(self._own)) as writer, rt.Session("", self._graph) as session:
             if self._local_init_op is not None:
                 session.run(self._local_init_op)
@@ -174,13 +173,11 @@ class Evaluator:
                 key = evaluations.next_key(found.keys() - self._passed_over, self._evaluations, over)
                 if key is not None:
                     self._one(session, writer, key, found[key])
-                    logged_at = time.monotonic()
                 elif over:
                     break
                 else:
-                    if time.monotonic() - logged_at >= LOG_EVERY_SECS:
-                        logged_at = time.monotonic()
-                        logging.info("waiting for a new checkpoint in %s%s", self._logdir, self._run.trouble())
+                    text = "waiting for a new checkpoint in %s%s"
+                    logging.log_every_n_seconds(logging.INFO, text, LOG_EVERY_SECS, self._logdir, self._run.trouble())
                     threading.Event().wait(POLL_SECS)  # nothing tells of a new directory
         end = self.standing
         if end.best is not None:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 
@@ -25,6 +25,13 @@ class ClosableQueue(Protocol):
     def close(self, cancel_pending_enqueues: bool = False) -> rt.Operation:
         """An operation that closes it."""
         ...
+
+
+@runtime_checkable
+class StartsQueueRunners(Protocol):
+    """A session that starts the queue runners of its graph by itself, as a monitored session does."""
+
+    starts_queue_runners: bool
 
 
 class QueueRunner:
@@ -198,7 +205,7 @@ def start_queue_runners(
             "Cannot start queue runners: No default session is registered. Use `with sess.as_default()` or pass one."
         )
     if not isinstance(sess, rt.Session):
-        if getattr(sess, "starts_queue_runners", False):
+        if isinstance(sess, StartsQueueRunners):
             return []
         raise TypeError(f"sess must be a `Session` object, not {type(sess).__name__}")
     runners = rt.get_default_graph().get_collection(collection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -195,15 +194,12 @@ class GlobalStepWaiterHook(GlobalStepHook):
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Waits before the first step; a stop ends it."""
-        began = logged_at = time.monotonic()
         while not self._done:
             step = int(run_context.session.run(self._step))
             if step >= self._wait_until:
                 break
-            if time.monotonic() >= logged_at:
-                level = logging.INFO if time.monotonic() - began < _LOG_EVERY_SECS else logging.WARNING
-                logging.log(level, "waiting for global step %d, it is %d now", self._wait_until, step)
-                logged_at = time.monotonic() + _LOG_EVERY_SECS
+            text = "waiting for global step %d, it is %d now"
+            logging.log_every_n_seconds(logging.WARNING, text, _LOG_EVERY_SECS, self._wait_until, step)
             if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
                 break
         self._done = True

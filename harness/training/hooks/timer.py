@@ -39,13 +39,10 @@ class SecondOrStepTimer:
         """Whether it is time at ``step``; never twice for one step."""
         if self._last is None:
             return True
-        last_step, last_time = self._last
+        last_step, _ = self._last
         if step == last_step:
             return False
-        if self._every_secs is not None:
-            return self._clock() >= last_time + self._every_secs
-        assert self._every_steps is not None
-        return step >= last_step + self._every_steps
+        return self.secs_are_over() if self._every_steps is None else step >= last_step + self._every_steps
 
     def secs_are_over(self) -> bool:
         """Whether so many seconds have gone by, whatever the step is; never with a timer in steps."""
