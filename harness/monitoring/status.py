@@ -253,14 +253,11 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
     tasks = []
     for state in states:
         entry: dict[str, object] = {
-            "task": state.task,
-            "address": state.address,
+            **vars(state),
             "role": role(state.task, [state.task for state in states]),
             "up": state.report is not None,
-            "done": state.done,
-            "gone": state.gone,
-            "problem": state.problem,
         }
+        del entry["report"]
         if state.report is not None:
             report = asdict(state.report)
             report.pop("cluster")

@@ -378,41 +378,64 @@ def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "")
         suffix: only of files whose names end so.
         but: path of a file to leave out.
     """
-    good: dict[str, tuple[event_pb2.Event, summary_pb2.Summary.Value, bytes, int]] = {}
-    went_too_far: set[str] = set()
-    described: dict[str, summary_pb2.SummaryMetadata] = {}
-    kept = 0
+    points = _LastPoints(step)
     for path in sorted(glob.glob(os.path.join(glob.escape(logdir), f"events.out.tfevents.*{glob.escape(suffix)}"))):
         if path == but:
             continue
-        for event, data, checksum in _records(path):
-            if event.WhichOneof("what") == "session_log" and event.session_log.status == event_pb2.SessionLog.START:
-                # An earlier restart: what lay behind it then is gone, and what was repeated then follows.
-                if event.step <= step:
-                    went_too_far.clear()
-                good = {tag: point for tag, point in good.items() if point[0].step < event.step}
-                kept = sum(len(point[2]) for point in good.values())
-                continue
-            for value in event.summary.value:
-                if value.HasField("metadata"):
-                    described.setdefault(value.tag, value.metadata)
-                if event.step >= step:
-                    went_too_far.add(value.tag)
-                else:
-                    kept += len(data) - len(good[value.tag][2] if value.tag in good else b"")
-                    good[value.tag] = (event, value, data, checksum)
-            if kept > MOST_KEPT_BYTES or max(map(len, (good, went_too_far, described))) > MOST_TAGS:
+        for record in _records(path):
+            points.note(*record)
+            if points.are_too_many:
                 logging.warning("event file %s has too many tags, or too large events: no point is repeated", path)
                 return []
-    repeated = []
-    for tag in sorted(went_too_far & good.keys()):
-        event, value, data, checksum = good[tag]
-        if masked_crc32c(data) != checksum:  # looked at here only: it takes a second for 5 MB
-            text = "the event of %s at step %d is damaged: TensorBoard may show what was lost after it"
-            logging.warning(text, tag, event.step)
-            continue
-        if tag in described:
-            value.metadata.CopyFrom(described[tag])
-        summary = summary_pb2.Summary(value=[value])
-        repeated.append(event_pb2.Event(wall_time=event.wall_time, step=event.step, summary=summary))
-    return repeated
+    return points.repeated()
+
+
+class _LastPoints:
+    """The last point of each tag before a step, and the tags that have later points."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._good: dict[str, tuple[event_pb2.Event, summary_pb2.Summary.Value, bytes, int]] = {}
+        self._went_too_far: set[str] = set()
+        self._described: dict[str, summary_pb2.SummaryMetadata] = {}
+        self._kept = 0  # bytes of the good points
+
+    @property
+    def are_too_many(self) -> bool:
+        tags = max(len(self._good), len(self._went_too_far), len(self._described))
+        return self._kept > MOST_KEPT_BYTES or tags > MOST_TAGS
+
+    def note(self, event: event_pb2.Event, data: bytes, checksum: int) -> None:
+        """Notes the next event of the run, with its bytes and their checksum."""
+        if event.WhichOneof("what") == "session_log" and event.session_log.status == event_pb2.SessionLog.START:
+            # An earlier restart: what lay behind its step is gone, and what was repeated then follows.
+            if event.step <= self._step:
+                self._went_too_far.clear()
+            self._good = {tag: point for tag, point in self._good.items() if point[0].step < event.step}
+            self._kept = sum(len(point[2]) for point in self._good.values())
+            return
+        for value in event.summary.value:
+            if value.HasField("metadata"):
+                self._described.setdefault(value.tag, value.metadata)
+            if event.step >= self._step:
+                self._went_too_far.add(value.tag)
+            else:
+                before = self._good.get(value.tag)
+                self._kept += len(data) - (len(before[2]) if before else 0)
+                self._good[value.tag] = (event, value, data, checksum)
+
+    def repeated(self) -> list[event_pb2.Event]:
+        """Returns events that repeat the last good point of each tag that went too far."""
+        repeated = []
+        for tag in sorted(self._went_too_far & self._good.keys()):
+            event, value, data, checksum = self._good[tag]
+            # Checksums are computed for these points only: 5 MB of them take a second.
+            if masked_crc32c(data) != checksum:
+                text = "the event of %s at step %d is damaged: TensorBoard may show what was lost after it"
+                logging.warning(text, tag, event.step)
+                continue
+            if tag in self._described:
+                value.metadata.CopyFrom(self._described[tag])
+            summary = summary_pb2.Summary(value=[value])
+            repeated.append(event_pb2.Event(wall_time=event.wall_time, step=event.step, summary=summary))
+        return repeated

@@ -638,7 +638,7 @@ class CheckpointParticipant:
     def _states(self, sender: Sender, order: Order.States, cancelled: Cancellation) -> Reply.States:
         told = self._store.run.states_of_done().items()
         of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
-        return Reply.States(states=task_states(self._task, self._store.run.address), of_done=of_done)
+        return Reply.States(states=task_states(self._task, self._store.run.environment.address), of_done=of_done)
 
 
 def _check_chunks(s: VariableSlice) -> None:

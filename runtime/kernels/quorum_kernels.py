@@ -38,7 +38,7 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
             d["elastic"],
         )
         kind = LoneQuorum if d["alone"] else LeadingQuorum if d["leads"] else LedQuorum
-        return kind(f"{d['name']} on {context.task}", rules, context.store.run.lives)
+        return kind(f"{d['name']} on {context.task}", rules, context.store.run.environment.lives)
 
     return named(context, attrs, QuorumResource, make)
 

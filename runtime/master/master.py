@@ -575,7 +575,7 @@ def _matches(task: str, filters: Sequence[str]) -> bool:
 
 def _states_to_leave(worker: Worker) -> dict[str, bytes]:
     """The states of a task that is done: nobody can ask it for them when the last checkpoint is written."""
-    states = task_states(worker.task, worker.store.run.address)
+    states = task_states(worker.task, worker.store.run.environment.address)
     if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
         return states
     logging.warning(

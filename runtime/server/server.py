@@ -223,10 +223,11 @@ class Server:
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
         self._known = {str(task): address for task, address in self.cluster.tasks().items()}
         run = self.worker.store.run
-        run.address = self.address
-        run.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, EVALUATOR))
-        run.when_all_done = self._over.set
-        run.silent, run.lives = self._silent_secs, self._lives
+        around = run.environment
+        around.address = self.address
+        around.expected = frozenset(str(t) for t in spec.tasks() if t.job not in (self.task.job, EVALUATOR))
+        around.when_all_done = self._over.set
+        around.silent, around.lives = self._silent_secs, self._lives
         self.worker.registry.connected = self._is_connected
         self._tensors = TensorServer(
             self.worker,

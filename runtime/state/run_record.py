@@ -28,7 +28,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
@@ -39,56 +38,12 @@ from runtime.limits import Limits
 from runtime.proto import run_record_pb2 as pb
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
+from runtime.state.participants import Awaited, Environment, Participant, Participants
 
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
 MOST_STATE_BYTES = 1 << 20
 """So much of the trainer's states is kept of a task that is done."""
-
-
-@dataclass
-class Participant:
-    """A task that takes part in the run.
-
-    Attributes:
-        address: where it is reached; may be empty.
-        session: that it trains in; 0 when it did not tell.
-        heard_at: ``time.monotonic()`` of the last sign of life of that session here; None before the first.
-    """
-
-    address: str = ""
-    session: int = 0
-    heard_at: float | None = None
-
-
-@dataclass(frozen=True)
-class Awaited:
-    """A task that must be done before this one may leave.
-
-    Attributes:
-        task: its name.
-        address: where it is reached; may be empty.
-        silent_secs: for how long it has given no sign of life here; None when it never gave one.
-        limit_secs: after so long it is not waited for any longer; None while nobody has told.
-    """
-
-    task: str
-    address: str
-    silent_secs: float | None
-    limit_secs: float | None
-
-    def __str__(self) -> str:
-        """In words, for the log."""
-        where = f"{self.task} at {self.address}" if self.address else self.task
-        if self.silent_secs is None:
-            return f"{where} (has not come)"
-        if self.limit_secs is None or self.silent_secs < _QUIET_SECS:
-            return where
-        return f"{where} (no sign of life for {self.silent_secs:.0f} s, given up after {self.limit_secs:g} s)"
-
-
-_QUIET_SECS = 3.0
-"""Sessions give a sign of life every second."""
 
 
 class RunRecord:
@@ -100,49 +55,29 @@ class RunRecord:
 
     Attributes:
         generation: how often the values were replaced under sessions that were using them.
-        expected: the tasks that must be done before ``when_all_done`` is called; a server sets it from its cluster.
-        address: where this task is reached; a server sets it. For those who say on whom they wait.
-        when_all_done: called once, without the lock, when every expected task is done and one of them asked the
-            task to leave then.
-        when_loading: called, under the lock, before the leader gives the variables new values.
+        environment: the task around the record; its server and its worker fill it in.
         origin: why this task began without values, if it should have had some; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
         goes_at: ``time.monotonic()`` at which this task stops to serve, where it has been told to go, else None.
-        limits: how long orders wait, and how many tasks may take part; a server sets them.
-        silent: tells for how long a session has given no sign of life, seconds; None when this task does not know it.
-            A server sets it.
-        lives: tells whether a session gives signs of life; one that is gone may come back. A server sets it.
         leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
     """
 
     def __init__(self, changed: threading.Condition, has_values: Callable[[], bool]) -> None:
         self.generation = 0
-        self.expected: frozenset[str] = frozenset()
-        self.address = ""
-        self.limits = Limits()
-        self.when_all_done: Callable[[], None] | None = None
-        self.when_loading: Callable[[], None] | None = None
+        self.environment = Environment()
         self.origin = ""
         self.finished_at: float | None = None
         self.goes_at: float | None = None
-        self.silent: Callable[[int], float | None] = lambda session: None
-        self.lives: Callable[[int], bool] = lambda session: True
         self.leadership = NOBODY
         self.saved: tuple[tuple[str, str], int] | None = None
-        self._silence_secs: float | None = None
+        self._tasks = Participants(self.environment)
         self._changed = changed
         self._has_values = has_values
         self._leader_name = ""
         self._leader_address = ""
         self._logdir = ""
         self._phase = NEW
-        self._joined: dict[str, Participant] = {}
-        self._done: dict[str, None] = {}
-        self._states: dict[str, dict[str, bytes]] = {}
-        self._left: set[str] = set()
-        self._elastic = False
-        self._leave = False
         self._stop = ""
         self._closed: OpError | None = None
 
@@ -170,29 +105,29 @@ class RunRecord:
             cancelled.check("an order for the run record")
             handler(self, order, task, cancelled)
             self._changed.notify_all()
-            left = self._may_go and not self._missing()
+            left = self._tasks.may_go and not self._tasks.missing()
             reply = self._reply()
-        if left and self.when_all_done is not None:
-            self.when_all_done()
+        if left:
+            self.environment.when_all_done()
         return reply
 
     def _reply(self) -> pb.RunReply:
         return pb.RunReply(
-            address=self.address,
+            address=self.environment.address,
             phase=pb.RunReply.Phase.Value(self._phase.upper()),
             leadership=self.leadership.to_proto() if self.leadership else None,
             leader_name=self._leader_name,
             leader_address=self._leader_address,
             generation=self.generation,
-            joined=self._joined,
-            addresses={name: part.address for name, part in self._joined.items() if part.address},
-            done=self._done,
-            silent=self._silences(time.monotonic()),
+            joined=self._tasks.joined,
+            addresses={name: part.address for name, part in self._tasks.joined.items() if part.address},
+            done=self._tasks.done,
+            silent=self._tasks.silences(time.monotonic()),
             saved_step=None if self.saved is None else self.saved[1],
             origin=self.origin,
             logdir=self._logdir,
             stop=self._stop,
-            left=sorted(self._left),
+            left=sorted(self._tasks.left),
             goes_in_secs=None if self.goes_at is None else max(0.0, self.goes_at - time.monotonic()),
         )
 
@@ -254,7 +189,7 @@ class RunRecord:
     def states_of_done(self) -> dict[str, dict[str, bytes]]:
         """By task that is done, the small named states that it has told."""
         with self._changed:
-            return {task: dict(states) for task, states in self._states.items()}
+            return {task: dict(states) for task, states in self._tasks.states.items()}
 
     @property
     def phase(self) -> str:
@@ -270,16 +205,8 @@ class RunRecord:
             "leader_address": self._leader_address,
             "phase": self._phase,
             "logdir": self._logdir,
-            "joined": {name: [part.address, part.session] for name, part in self._joined.items()},
-            "done": list(self._done),
-            "states": {
-                task: {name: state.hex() for name, state in states.items()} for task, states in self._states.items()
-            },
-            "left": sorted(self._left),
-            "elastic": self._elastic,
-            "leave": self._leave,
+            **self._tasks.state(),
             "stop": self._stop,
-            "silence_secs": self._silence_secs,
             "saved": self.saved,
         }
 
@@ -289,18 +216,9 @@ class RunRecord:
             self.generation = state["generation"]
             self.leadership = Leadership(*state["leadership"])
             self._leader_name, self._leader_address = state["leader_name"], state["leader_address"]
-            self._logdir, self._phase, self._leave = state["logdir"], state["phase"], state["leave"]
-            now = time.monotonic()  # of the one that takes it up: what was silent then gets its whole time
-            self._joined = {
-                name: Participant(address, session, now) for name, (address, session) in state["joined"].items()
-            }
-            self._done = dict.fromkeys(state["done"])
-            self._states = {
-                task: {name: bytes.fromhex(told) for name, told in states.items()}
-                for task, states in state["states"].items()
-            }
-            self._left, self._elastic, self._stop = set(state["left"]), state["elastic"], state["stop"]
-            self._silence_secs = state["silence_secs"]
+            self._logdir, self._phase, self._stop = state["logdir"], state["phase"], state["stop"]
+            now = time.monotonic()
+            self._tasks.take_up(state, now)
             if state["saved"] is not None:
                 key, step = state["saved"]
                 self.saved = ((key[0], key[1]), step)
@@ -312,7 +230,7 @@ class RunRecord:
         with self._changed:
             assert self._phase in (NEW, LOADING, READY, FINISHED)
             assert self._phase != FINISHED or self.finished_at is not None
-            assert self._states.keys() | self._left <= self._done.keys()
+            self._tasks.validate()
             assert self.generation >= 0 and 0 <= self.leadership.epoch < MAX_EPOCH
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -320,7 +238,7 @@ class RunRecord:
     def session_ended(self, session: int) -> None:
         """A session has ended: that was the last sign of life of a task that trained in it."""
         with self._changed:
-            for part in self._joined.values():
+            for part in self._tasks.joined.values():
                 if part.session == session:
                     part.heard_at = time.monotonic()
             self._changed.notify_all()
@@ -328,23 +246,12 @@ class RunRecord:
     def lost_contact(self) -> None:
         """A session has had no connection for a while: notes since when, before that is forgotten."""
         with self._changed:
-            self._silences(time.monotonic())
+            self._tasks.silences(time.monotonic())
 
     def awaited(self) -> list[Awaited]:
         """The tasks that must be done before this one may leave, when any task has asked it to leave; else none."""
         with self._changed:
-            return self._awaited() if self._may_go else []
-
-    @property
-    def _may_go(self) -> bool:
-        """Whether this task leaves when nobody needs it; one that expects nobody stays, unless workers come and go."""
-        return self._leave and (bool(self.expected) or self._elastic)
-
-    def _awaited(self) -> list[Awaited]:
-        silences = self._silences(time.monotonic())
-        parts = {task: self._joined.get(task, Participant()) for task in self._missing()}
-        limit = self._silence_secs if self._phase == FINISHED else None
-        return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
+            return self._tasks.awaited(self._phase == FINISHED) if self._tasks.may_go else []
 
     def may_leave(self, late_secs: float) -> bool:
         """Whether this task may leave at the end of training: nobody needs it who lives, or may still come.
@@ -353,9 +260,9 @@ class RunRecord:
             late_secs: how long tasks that have never come are waited for after the run has finished.
         """
         with self._changed:
-            if not self._may_go:
+            if not self._tasks.may_go:
                 return False
-            awaited = self._awaited()
+            awaited = self._tasks.awaited(self._phase == FINISHED)
             over = None if self.finished_at is None else time.monotonic() - self.finished_at
         return all(
             over is not None and over >= late_secs
@@ -367,27 +274,11 @@ class RunRecord:
     def training(self) -> dict[str, int]:
         """The sessions of the tasks that take part and are not done, by the tasks' names."""
         with self._changed:
-            return {task: part.session for task, part in self._joined.items() if task not in self._done}
+            return {task: part.session for task, part in self._tasks.joined.items() if task not in self._tasks.done}
 
     def unfinished(self) -> bool:
         """Whether anybody takes part in a training run that no chief has finished."""
-        return bool(self._joined) and self._phase != FINISHED
-
-    def _missing(self) -> list[str]:
-        expected = () if self._elastic else sorted(self.expected)
-        everybody = {**dict.fromkeys(expected), **dict.fromkeys(self._joined)}
-        return [task for task in everybody if task not in self._done]  # one that joined need not be in this cluster
-
-    def _silences(self, now: float) -> dict[str, float]:
-        for part in self._joined.values():
-            silent = self.silent(part.session) if part.session else None
-            if silent is not None:
-                part.heard_at = max(now - silent, part.heard_at or 0.0)
-        return {
-            task: max(0.0, now - part.heard_at)
-            for task, part in self._joined.items()
-            if task not in self._done and part.heard_at is not None
-        }
+        return bool(self._tasks.joined) and self._phase != FINISHED
 
     # -- the orders --------------------------------------------------------------------------------------------
 
@@ -396,11 +287,12 @@ class RunRecord:
         self.check(Leadership.from_proto(order.leadership), what, task)
 
     def _check_room(self, tasks: Collection[str], task: str) -> None:
-        if len(tasks) > self.limits.participants:
-            raise self.limits.exceeded("participants", f"{len(tasks)} tasks in the run record", task)
+        count, limits = self._tasks.count_with(*tasks), self.environment.limits
+        if count > limits.participants:
+            raise limits.exceeded("participants", f"{count} tasks in the run record", task)
 
     def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
-        until = time.monotonic() + min(secs, self.limits.run_order_secs)
+        until = time.monotonic() + min(secs, self.environment.limits.run_order_secs)
         cancelled.wait_for(self._changed, lambda: done() or self._closed is not None, "waiting for the run", until)
         self._check_open(task)
 
@@ -423,8 +315,7 @@ class RunRecord:
 
     def _load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
-        if self.when_loading is not None:
-            self.when_loading()
+        self.environment.when_loading()
         self._phase = LOADING
         self._logdir = ""
         if self._has_values():
@@ -434,11 +325,7 @@ class RunRecord:
         self._check_leader(order, task)
         self._logdir = order.open.logdir or self._logdir
         if self._phase == FINISHED:  # a run of its own begins, to which those who were done may not come
-            self._joined = {name: part for name, part in self._joined.items() if name not in self._done}
-            self._done.clear()
-            self._states.clear()
-            self._left.clear()
-            self._leave = self._elastic = False
+            self._tasks.reset()
             self._stop = ""
             self.finished_at = self.saved = None
         self.origin = ""
@@ -447,42 +334,39 @@ class RunRecord:
     def _finish(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         given = order.finish
-        took_part = dict.fromkeys(name for name in given.took_part if name not in self._joined)
-        self._check_room({*self._joined, *self._done, *took_part}, task)
-        self._done |= took_part
+        took_part = dict.fromkeys(name for name in given.took_part if name not in self._tasks.joined)
+        self._check_room(took_part, task)
+        self._tasks.done |= took_part
         self._phase = FINISHED
-        self._elastic = given.elastic
+        self._tasks.elastic = given.elastic
         self.finished_at = time.monotonic()
-        self._silence_secs = given.silence_secs
+        self._tasks.silence_secs = given.silence_secs
         told = given.counter_name and given.HasField("saved_step")
         self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None
 
     def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._check_room({*self._joined, *self._done, order.sender}, task)
-        known = self._joined.get(order.sender)
-        if known and order.sender not in self._done and known.address != order.address and self.lives(known.session):
+        self._check_room((order.sender,), task)
+        known = None if order.sender in self._tasks.done else self._tasks.joined.get(order.sender)
+        if known and known.address != order.address and self.environment.lives(known.session):
             raise InvalidArgumentError(
                 f"two tasks say that they are {order.sender}: one at {known.address}, which lives, and one at "
                 f"{order.address}: give each an index (--task_index) of its own",
                 task=task,
             )
-        self._joined[order.sender] = Participant(order.address, order.join.session)
-        self._done.pop(order.sender, None)
-        self._states.pop(order.sender, None)
-        self._left.discard(order.sender)
+        self._tasks.join(order.sender, Participant(order.address, order.join.session))
 
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._check_room({*self._joined, *self._done, order.sender}, task)
+        self._check_room((order.sender,), task)
         if (size := sum(map(len, order.done.states.values()))) > MOST_STATE_BYTES:
             raise InvalidArgumentError(
                 f"refused: {order.sender} has states of {size} bytes, and {MOST_STATE_BYTES} are kept", task=task
             )
-        self._done[order.sender] = None
+        self._tasks.done[order.sender] = None
         if order.done.states:
-            self._states[order.sender] = dict(order.done.states)
+            self._tasks.states[order.sender] = dict(order.done.states)
         if order.done.goodbye:
-            self._left.add(order.sender)
-        self._leave |= order.done.leave
+            self._tasks.left.add(order.sender)
+        self._tasks.leave |= order.done.leave
 
     def _stop_training(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         if self._phase != FINISHED:  # what comes so late is about a run that has ended by itself
@@ -501,8 +385,8 @@ class RunRecord:
         self._wait(lambda: self._phase != LOADING, order.wait_loaded.secs, task, cancelled)
 
     def _wait_done(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        others = self._joined.keys() - {order.sender}
-        self._wait(lambda: others <= self._done.keys(), order.wait_done.secs, task, cancelled)
+        others = self._tasks.joined.keys() - {order.sender}
+        self._wait(lambda: others <= self._tasks.done.keys(), order.wait_done.secs, task, cancelled)
 
 
 _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], None]] = {

@@ -107,7 +107,7 @@ class Worker:
         self.task = f"/job:{job}/task:{index}"
         self.devices = local_devices(job, index)
         self.store = Store()
-        self.store.run.limits = limits
+        self.store.run.environment.limits = limits
         self.ledger = self.store.ledger = Ledger(limits, self.task)
         self.rendezvous = Rendezvous(self.ledger)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
@@ -137,7 +137,7 @@ class Worker:
     def hold_backups(self, holder: BackupMessages) -> None:
         """Lets other tasks keep their backups here."""
         self.backups = holder
-        self.store.run.when_loading = holder.drop_all
+        self.store.run.environment.when_loading = holder.drop_all
 
     def leave(self, *, replaced: bool = False) -> None:
         """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.

@@ -88,7 +88,7 @@ def test_a_run_from_its_beginning_to_its_end() -> None:
     assert kept.record.saved == (("", "step"), 0)
     assert not kept.order(**of("done", leave=False)).done == [CHIEF]
     found = kept.order(OTHER, 0, **of("done", leave=True))
-    assert found.done == ["gone", CHIEF, OTHER] and kept.record._leave
+    assert found.done == ["gone", CHIEF, OTHER] and kept.record._tasks.leave
     found = kept.order(**of("open"))  # another run with the same variables
     assert (found.phase, found.done, found.HasField("saved_step")) == (RunReply.READY, [], False)
 
@@ -115,7 +115,8 @@ def test_values_that_are_replaced_begin_a_generation() -> None:
 
 def test_a_task_may_leave_when_all_are_done() -> None:
     kept, left = Kept(), threading.Event()
-    kept.record.expected, kept.record.when_all_done = frozenset({CHIEF, OTHER}), left.set
+    around = kept.record.environment
+    around.expected, around.when_all_done = frozenset({CHIEF, OTHER}), left.set
     kept.order(**of("done", leave=True))
     assert not left.is_set()
     kept.order(OTHER, 0, **of("done"))

@@ -1,0 +1,179 @@
+"""The tasks that take part in a run: which of them are done, and how long each has been silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.limits import Limits
+
+
+@dataclass
+class Environment:
+    """The task around a run record, which its server and its worker describe.
+
+    Attributes:
+        address: where this task is reached. For the tasks that say on whom they wait.
+        expected: the tasks that must be done before ``when_all_done`` is called.
+        limits: how long orders wait, and how many tasks may take part.
+        when_all_done: called once, without the lock, when every expected task is done and one of them asked the task
+            to leave then.
+        when_loading: called, under the lock, before the leader gives the variables new values.
+        silent: returns for how long a session has given no sign of life, seconds; None when this task does not know it.
+        lives: returns True if a session gives signs of life; one that is gone may come back.
+    """
+
+    address: str = ""
+    expected: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+    when_all_done: Callable[[], None] = lambda: None
+    when_loading: Callable[[], None] = lambda: None
+    silent: Callable[[int], float | None] = lambda session: None
+    lives: Callable[[int], bool] = lambda session: True
+
+
+@dataclass
+class Participant:
+    """A task that takes part in the run.
+
+    Attributes:
+        address: where it is reached; may be empty.
+        session: that it trains in; 0 when it did not tell.
+        heard_at: ``time.monotonic()`` of the last sign of life of that session here; None before the first.
+    """
+
+    address: str = ""
+    session: int = 0
+    heard_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A task that must be done before this one may leave.
+
+    Attributes:
+        task: its name.
+        address: where it is reached; may be empty.
+        silent_secs: for how long it has given no sign of life here; None when it never gave one.
+        limit_secs: after so long it is not waited for any longer; None while nobody has told.
+    """
+
+    task: str
+    address: str
+    silent_secs: float | None
+    limit_secs: float | None
+
+    def __str__(self) -> str:
+        """In words, for the log."""
+        where = f"{self.task} at {self.address}" if self.address else self.task
+        if self.silent_secs is None:
+            return f"{where} (has not come)"
+        if self.limit_secs is None or self.silent_secs < _QUIET_SECS:
+            return where
+        return f"{where} (no sign of life for {self.silent_secs:.0f} s, given up after {self.limit_secs:g} s)"
+
+
+_QUIET_SECS = 3.0
+"""Sessions give a sign of life every second."""
+
+
+class Participants:
+    """The tasks that take part in a run. The lock of their run record guards them.
+
+    Attributes:
+        joined: the tasks that have joined, by name.
+        done: the tasks that are done, in order.
+        states: by task that is done, the small named states that it has sent.
+        left: the tasks that have said goodbye: a part of ``done``.
+        elastic: True where workers come and go, so that nobody is expected.
+        leave: True once a task has asked this one to leave when all are done.
+        silence_secs: silence after which a task is not waited for; None while no chief has told.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.silence_secs: float | None = None
+        self.joined: dict[str, Participant] = {}
+        self.done: dict[str, None] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins a run of its own, to which the tasks that were done may not come."""
+        self.joined = {name: part for name, part in self.joined.items() if name not in self.done}
+        self.done = {}
+        self.states: dict[str, dict[str, bytes]] = {}
+        self.left: set[str] = set()
+        self.elastic = self.leave = False
+
+    def count_with(self, *names: str) -> int:
+        """Returns how many tasks the record would hold with these."""
+        return len({*self.joined, *self.done, *names})
+
+    def join(self, name: str, participant: Participant) -> None:
+        """Notes that a task takes part, again if it was done."""
+        self.joined[name] = participant
+        self.done.pop(name, None)
+        self.states.pop(name, None)
+        self.left.discard(name)
+
+    @property
+    def may_go(self) -> bool:
+        """Whether this task leaves when nobody needs it; one that expects nobody stays, unless workers come and go."""
+        return self.leave and (bool(self._environment.expected) or self.elastic)
+
+    def awaited(self, finished: bool) -> list[Awaited]:
+        """Returns the tasks that must be done before this one may leave."""
+        silences = self.silences(time.monotonic())
+        parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
+        limit = self.silence_secs if finished else None
+        return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
+
+    def missing(self) -> list[str]:
+        """Returns the tasks that take part, or are expected, and are not done."""
+        expected = () if self.elastic else sorted(self._environment.expected)
+        everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
+        return [task for task in everybody if task not in self.done]  # one that joined need not be in this cluster
+
+    def silences(self, now: float) -> dict[str, float]:
+        """Returns the seconds since the last sign of life of each task that is not done and has given one."""
+        for part in self.joined.values():
+            silent = self._environment.silent(part.session) if part.session else None
+            if silent is not None:
+                part.heard_at = max(now - silent, part.heard_at or 0.0)
+        return {
+            task: max(0.0, now - part.heard_at)
+            for task, part in self.joined.items()
+            if task not in self.done and part.heard_at is not None
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that ``take_up`` needs, as JSON can say it."""
+        return {
+            "joined": {name: [part.address, part.session] for name, part in self.joined.items()},
+            "done": list(self.done),
+            "states": {task: {n: state.hex() for n, state in states.items()} for task, states in self.states.items()},
+            "left": sorted(self.left),
+            "elastic": self.elastic,
+            "leave": self.leave,
+            "silence_secs": self.silence_secs,
+        }
+
+    def take_up(self, state: Mapping[str, Any], now: float) -> None:
+        """Goes on from what ``state`` gave in an earlier process of the task."""
+        # A task that was silent then gets its whole time from now on.
+        joined = state["joined"].items()
+        self.joined = {name: Participant(address, session, now) for name, (address, session) in joined}
+        self.done = dict.fromkeys(state["done"])
+        self.states = {
+            task: {name: bytes.fromhex(told) for name, told in states.items()}
+            for task, states in state["states"].items()
+        }
+        self.left, self.elastic, self.leave = set(state["left"]), state["elastic"], state["leave"]
+        self.silence_secs = state["silence_secs"]
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        assert self.states.keys() | self.left <= self.done.keys()
+        assert self.silence_secs is None or self.silence_secs >= 0
