@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -256,9 +254,8 @@ def test_a_second_evaluator_of_a_name_waits_for_the_first(
     Trainer(tmp_path).save(10, 0.5)
     note_end(str(tmp_path), 10)
     worth_of = Worth()
-    command = [sys.executable, "-c", HOLDS, str(tmp_path / "eval")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        assert first.stdout is not None and first.stdout.readline() == b"HOLDS\n"
+    with Program("python", "-c", HOLDS, str(tmp_path / "eval")) as first:
+        first.expect("^HOLDS$")
         second = threading.Thread(target=worth_of.evaluator(tmp_path).run)
         second.start()
         until(lambda: caplog.text.count(f"another evaluator, process {first.pid} on") > 1)

@@ -21,6 +21,7 @@ from harness.checkpoints.layout import RUN_FILE
 from harness.training import session_manager
 from harness.training.log_directory import DirectoryLock
 from runtime.lowlevel import RunRecords
+from tests.kit.processes import Program
 from tests.kit.waits import TIMEOUT_SECS
 
 pytestmark = pytest.mark.cluster
@@ -61,30 +62,12 @@ with harness.join_cluster() as me:
 """
 
 
-class Other:
+class Other(Program):
     """Another process that asks for the lock, and says whether it holds it."""
 
-    def __init__(self, directory: pathlib.Path, *tasks: str, program: str = HOLDS) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program, str(directory), *tasks],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.said = self.process.stdout.readline().strip()
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def __enter__(self) -> "Other":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+    def __init__(self, directory: pathlib.Path, *tasks: str) -> None:
+        super().__init__("python", "-c", HOLDS, str(directory), *tasks)
+        self.said = self.expect(".+")[0]
 
 
 @pytest.fixture
@@ -97,9 +80,8 @@ def lock() -> Iterator[DirectoryLock]:
 def test_chief_of_another_job_is_named(tmp_path: pathlib.Path, lock: DirectoryLock) -> None:
     with Other(tmp_path, "ps0:1", "ps1:1") as other:
         reason = lock.take(str(tmp_path), ["ps0:2"])
-        assert f"{tmp_path}: the chief of the job at ps0:1, ps1:1, process {other.process.pid} on " in reason
-        other.process.send_signal(signal.SIGKILL)
-        other.process.wait()
+        assert f"{tmp_path}: the chief of the job at ps0:1, ps1:1, process {other.pid} on " in reason
+        other.kill()
         assert not lock.take(str(tmp_path), ["ps0:2"], "net")
     record = json.loads((tmp_path / RUN_FILE).read_text())
     assert (record["tasks"], record["series"], record["pid"]) == (["ps0:2"], ["net"], os.getpid())
@@ -123,10 +105,11 @@ def test_opening_the_file_loses_no_lock(tmp_path: pathlib.Path, lock: DirectoryL
 
 def test_forked_child_keeps_no_lock(tmp_path: pathlib.Path) -> None:
     """A worker of a data pipeline that outlives its parent does not hold the parent's lock."""
-    with Other(tmp_path, "ps0:1", program=FORKS) as parent:
-        assert parent.said == "held"
-        parent.process.kill()
-        parent.process.wait()
+    command = [sys.executable, "-c", FORKS, str(tmp_path), "ps0:1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"held\n"
+        parent.kill()
+        parent.wait()
         with Other(tmp_path, "ps0:2") as other:
             assert other.said == "held"
 
@@ -144,7 +127,7 @@ def test_lone_process_is_warned_only(
 ) -> None:
     with Other(tmp_path, "ps0:1") as other:
         assert not lock.take(str(tmp_path), ())
-    assert f"process {other.process.pid} on " in caplog.text and "do not save there" in caplog.text
+    assert f"process {other.pid} on " in caplog.text and "do not save there" in caplog.text
 
 
 def test_two_sessions_of_a_process_are_told(
@@ -243,14 +226,14 @@ def test_end_of_another_job_is_waited_for(tmp_path: pathlib.Path, monkeypatch: p
             open_session(beside.target, tmp_path / "other")
             assert waiting.is_alive()
         finally:
-            other.go_on()
+            other.enter("")
             waiting.join(TIMEOUT_SECS)
-        assert not waiting.is_alive() and other.process.poll() is None  # that process lives on, and has released
+        assert not waiting.is_alive() and other.code is None  # that process lives on, and has released
 
 
 def test_waiting_ends_as_a_start_may_be_repeated(tmp_path: pathlib.Path) -> None:
     with rt.local_cluster(ps=1, workers=1) as cluster, Other(tmp_path, "ps0:1") as other:
-        with pytest.raises(rt.DeadlineExceededError, match=f"process {other.process.pid} on") as raised:
+        with pytest.raises(rt.DeadlineExceededError, match=f"process {other.pid} on") as raised:
             open_session(cluster.target, tmp_path, max_wait_secs=1.0)
     assert exit_codes.of_error(raised.value) is exit_codes.LOST
 
@@ -269,7 +252,7 @@ def test_end_of_a_session_gives_the_lock_back(tmp_path: pathlib.Path, fails: boo
             with supervisor.prepare_or_wait_for_session() as session:
                 session.run(step)
     with Other(tmp_path, "ps0:1") as other:
-        assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == other.process.pid
+        assert json.loads((tmp_path / RUN_FILE).read_text())["pid"] == other.pid
 
 
 def test_session_of_a_manager_gives_the_lock_back(tmp_path: pathlib.Path) -> None:
