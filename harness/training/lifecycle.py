@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import enum
-import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from absl import logging
@@ -35,44 +34,42 @@ from harness.training.last_save import not_saved, save_the_end, saved_step
 from harness.training.managed_session import ManagedSession
 from harness.training.preemption import interrupt_between_locks, shielded
 from harness.training.run_end import note_end
-from harness.training.session_manager import LOST_CONTACT, TrainingOver
+from harness.training.run_policy import (
+    EndFacts,
+    EndReport,
+    LastSave,
+    RunEvent,
+    RunPhase,
+    WaitLimits,
+    WaitNews,
+    WaitState,
+    after_answer,
+    after_loss,
+    choose_report,
+    choose_save,
+    next_phase,
+)
+from harness.training.session_manager import LOST_CONTACT
+from harness.training.session_source import ANSWER_SECS, RunSessions, SessionSource
+from harness.training.stop_orders import StopOrders
 from runtime.lowlevel import RunRecords, RunRecordView
 
-_WAIT_SECS = 10.0
-"""Seconds that a question at the end may take, and between two lines in the log of a wait."""
 PROBE_SECS = 1.0
 """Seconds between two looks of the chief for a lost task that its own steps do not need at the moment."""
 FAILURE_GRACE_SECS = 10.0
 """Seconds that a step may continue after a service has failed: the step may wait in vain then."""
+_RETRY_SECS = 0.2
+"""Seconds between two questions to ps tasks that do not answer while the chief waits for workers."""
 _POLL_SECS = 1.0
 """Seconds between two looks at the steps that run after a stop, at most."""
-_STOP_WAIT_SECS = 60.0
-"""Seconds that a thread of a ps waits for an order to stop before a new question. An order is answered at once."""
-_AT_EXIT_SECS = 5.0
-"""Seconds that the end of the process waits for the thread that asks for orders."""
 LEAST_SILENCE_SECS = 4.0
 """Least silence after which a task is given up, however short the grace period: signs of life may be late."""
-GOES_TOO_SECS = 2.0
-"""Seconds that a chief waits before it saves for a ps that stops: a chief that is to stop, too, saves at its end."""
-LAST_SAVE_SECS = 10.0
-"""Seconds between the chief's second save and the end of a ps that was asked to stop."""
+_WITHOUT_SESSION = (RunPhase.OPENING, RunPhase.OVER)
+"""Phases in which there is nothing to wait for, to save or to report."""
 ELASTIC = "elastic"
 """Collection of a graph that is not empty where workers come and go. A worker that leaves is not waited for then."""
 ELASTIC_SILENCE_SECS = 10.0
 """Silence after which the end does not wait for a worker, where workers come and go: the worker may never return."""
-
-
-class RunPhase(enum.Enum):
-    """Place of a task on its way through a run. Each leads to the next; an interruption leads to ENDING."""
-
-    TRAINING = enum.auto()
-    """Steps run. After a stop they have the grace period to end."""
-    WAITING = enum.auto()
-    """The chief waits for the tasks that still train, and recovers the tasks that those need."""
-    ENDING = enum.auto()
-    """The last steps are saved and the end is reported. A task that stays silent cuts this short."""
-    ENDED = enum.auto()
-    """Nothing is left to save or to report."""
 
 
 class Lifecycle:
@@ -91,125 +88,92 @@ class Lifecycle:
         self.coord = coord
         self.is_chief = is_chief
         self.grace_secs = stop_grace_secs
-        self._answer_secs = min(_WAIT_SECS, max(2.0, stop_grace_secs))
+        self._answer_secs = min(ANSWER_SECS, max(2.0, stop_grace_secs))
         self.grace_period = GracePeriod(coord, stop_grace_secs)
         self.session: ManagedSession | None = None
         self.silence_secs = max(stop_grace_secs, LEAST_SILENCE_SECS)
         """Silence, in seconds, after which a task is not waited for at the end."""
         self._elastic = False
-        self.late = False
-        """True if the run had finished before this task came."""
-        self.phase = RunPhase.TRAINING
+        self.phase = RunPhase.OPENING
+        """Place of the task on its way through the run."""
+        self.story: list[tuple[float, RunEvent, RunPhase]] = []
+        """Changes of the phase since the last ``open``: ``time.monotonic()``, the event, and the phase after it."""
         self.save: Callable[[], object] | None = None
         """Function that saves, now or soon. The chief calls it when a ps is about to leave; a face with a saver sets
         it."""
+        self._sessions: RunSessions | None = None
         self._records: RunRecords | None = None
         self._global_step: Any = None
         self._reached: int | None = None
-        self._probed: Any = None
-        self._without_value: frozenset[str] = frozenset()
         self._silenced = ""
-        self._awaiting: threading.Thread | None = None
+        self._orders: StopOrders | None = None
         self._closed = threading.Event()
         atexit.register(_report_at_exit, weakref.ref(self))
 
+    @property
+    def late(self) -> bool:
+        """True if the run had finished before this task came."""
+        return self._sessions is not None and self._sessions.late
+
+    def _note(self, event: RunEvent) -> None:
+        """Moves to the phase after an event, and keeps a change for a reader of the story."""
+        before, self.phase = self.phase, next_phase(self.phase, event)
+        if before is self.phase:
+            return
+        self.story.append((time.monotonic(), event, self.phase))
+        logging.debug("%s: %s", self.phase.name.lower(), event.value)
+
     def open(
         self,
-        ready: Callable[[bool], rt.Session],
-        bare: Callable[[], rt.Session],
+        source: SessionSource,
         graph: rt.Graph,
         *,
-        records: RunRecords | None,
         recover: bool,
         global_step: Any,
         on_recovery: Callable[[rt.Session], object] | None = None,
-        probe: Any = None,
-        give_up_secs: float = math.inf,
     ) -> ManagedSession:
         """Opens the session, and starts the helper threads.
 
         A task that comes after the end of the run gets a session too, with a stop requested already.
 
         Args:
-            ready: Function that opens a session ready for training. Its argument is True in a recovery. The function
-                raises TrainingOver when the run has finished.
-            bare: Function that opens a session that need not be ready.
+            source: Source of the sessions.
             graph: Graph of the session.
-            records: Run records of the cluster; None when no other task takes part.
             recover: True for a session that recovers by itself.
             global_step: Variable that counts the steps, or None.
             on_recovery: Function that is called with each new session after a recovery.
-            probe: Tensor with the names of variables without a value. The chief fetches it every ``PROBE_SECS`` and so
-                finds a lost task while its training loop is busy elsewhere.
-            give_up_secs: Seconds that ``ready`` waits at most, for the log.
         """
         interrupt_between_locks()
         self.grace_period.renew()
+        self.story.clear()
+        self._note(RunEvent.OPENS)
         self._elastic = bool(graph.get_collection(ELASTIC))
-        self._records, self._global_step, self.late = records, global_step, False
+        self._records, self._global_step = source.records, global_step
         self._reached = None
-        self.phase = RunPhase.TRAINING
         self._silenced = ""
         if before := attempt(os.environ):
             logging.info("this is start number %d of this task", before + 1)
-
-        probes = recover and self.is_chief and records is not None and probe is not None
-        self._probed = probe if probes else None
-
-        def opener(recovering: bool) -> rt.Session:
-            while True:
-                try:
-                    session = ready(recovering)
-                except TrainingOver as error:
-                    if recovering:
-                        raise
-                    logging.info("nothing left to do: %s", error)
-                    self.late = True
-                    session = bare()
-                except rt.TaskLeftError:
-                    raise
-                except rt.OutOfRangeError as error:
-                    # An ``init_fn`` has met the end of its data. In a training loop that error would be a clean end.
-                    raise RuntimeError(f"The model could not be made ready: {error}") from error
-                try:
-                    if records is not None:
-                        records.join(session.id)
-                    if probes:
-                        self._without_value = _names(session, probe, _WAIT_SECS)
-                    return session
-                except LOST_CONTACT as error:
-                    # A task was lost just after the session was ready: another session, while there is time.
-                    session.close()
-                    if self.grace_period.exhausted():
-                        raise
-                    logging.info("lost contact again: %s", error)
-                except BaseException:
-                    # The caller does not receive the session, and so cannot close it.
-                    session.close()
-                    raise
-
+        self._sessions = RunSessions(source, self.grace_period, probes=recover and self.is_chief)
         self.session = ManagedSession(
-            opener,
-            graph,
-            self.grace_period,
-            recover=recover,
-            global_step=global_step,
-            on_recovery=on_recovery,
-            give_up_secs=give_up_secs,
+            self._sessions, graph, self.grace_period, recover=recover, global_step=global_step, on_recovery=on_recovery
         )
         self.session.is_chief = self.is_chief
+        self._note(RunEvent.OPENED)
         if self.late:
             self.coord.request_stop()
+        self._start_threads(self.session, self._sessions)
+        return self.session
+
+    def _start_threads(self, session: ManagedSession, sessions: RunSessions) -> None:
         # The threads of a session before this one end by their own event.
         self._closed.set()
         self._closed = threading.Event()
-        if probes and not self.late:
-            threading.Thread(target=self._probe, args=(self.session,), name="probe-tasks", daemon=True).start()
-        threading.Thread(target=self._watch, args=(self.session, self._closed), name="watch-stop", daemon=True).start()
-        if records is not None and not self.late:
-            self._awaiting = threading.Thread(target=self._await_stop, args=(records,), name="await-stop", daemon=True)
-            self._awaiting.start()
-        return self.session
+        if sessions.probes and not self.late:
+            threading.Thread(target=self._probe, args=(session, sessions), name="probe-tasks", daemon=True).start()
+        threading.Thread(target=self._watch, args=(session, self._closed), name="watch-stop", daemon=True).start()
+        if self._records is not None and not self.late:
+            self._orders = StopOrders(self._records, self.coord, lambda: self.save)
+            self._orders.start()
 
     def _watch(self, session: ManagedSession, closed: threading.Event) -> None:
         """Cancels, after a stop, a step that runs too long; closes the session when a task is silent too long.
@@ -225,7 +189,7 @@ class Lifecycle:
         silence = Silence(session, self._records)
         while not closed.wait(max(0.05, min(_POLL_SECS, limit / 4))):
             # The stop may have been cleared: a thread of its own watches the next session.
-            if self.phase is RunPhase.ENDED or not self.coord.should_stop():
+            if self.phase is RunPhase.OVER or not self.coord.should_stop():
                 return
             took = min(session.step_secs(), time.monotonic() - stopped_at)
             if took > 0 and took >= limit and self.phase is RunPhase.TRAINING:
@@ -237,47 +201,6 @@ class Lifecycle:
                 logging.warning("%s: what waits for it is cancelled", self._silenced)
                 session.close()
                 return
-
-    def _await_stop(self, records: RunRecords) -> None:
-        """Requests a stop when another task, such as an evaluator, has ordered training to end.
-
-        The order comes by the run records on the ps, and so does the notice of a ps that is about to leave.
-        """
-        while not self.coord.should_stop():
-            try:
-                reason, goes_in_secs = records.wait_stop(_STOP_WAIT_SECS)
-            except (rt.CancelledError, rt.TaskLeftError):
-                return
-            except (rt.DeadlineExceededError, *LOST_CONTACT):
-                # A lost task is no matter of this thread: the next step finds the loss and recovers.
-                self.coord.wait_for_stop(PROBE_SECS)
-                continue
-            except rt.OpError as error:
-                logging.warning("an order to end training would not be noticed: %s", error)
-                return
-            if reason:
-                logging.info("training is to end: %s", reason)
-                self.coord.request_stop()
-            elif goes_in_secs is not None:
-                self._save_before(time.monotonic() + goes_in_secs)
-
-    def _save_before(self, goes_at: float) -> None:
-        """Saves, as the chief, the variables of a ps that is about to leave: now, and once more shortly before.
-
-        Args:
-            goes_at: Time at which the ps leaves, on ``time.monotonic()``.
-        """
-        if self.save is not None and not self.coord.wait_for_stop(GOES_TOO_SECS):
-            left = goes_at - time.monotonic()
-            logging.warning("a ps has been told to go, and serves on for %.0f s at most: saving what it holds", left)
-            # An error of this save stops training, as an error of a save that the timer begins.
-            with self.coord.stop_on_exception():
-                self.save()
-                before = goes_at - LAST_SAVE_SECS - time.monotonic()
-                if left > LAST_SAVE_SECS and not self.coord.wait_for_stop(max(0.0, before)):
-                    self.save()
-        # The ps reports its departure until it is gone, and is saved for once.
-        self.coord.wait_for_stop(max(PROBE_SECS, goes_at - time.monotonic()))
 
     def stop_everybody(self, reason: str = "") -> None:
         """Orders all tasks that take part to stop, by the run records.
@@ -293,21 +216,12 @@ class Lifecycle:
         if self._records is not None and self.session is not None and not self.session.closed:
             self._records.stop(reason)
 
-    def _check_values(self, raw: rt.Session, secs: float) -> None:
-        """Raises UnavailableError or AbortedError when any task, or the value of any variable, is lost."""
-        lost = sorted(_names(raw, self._probed, secs) - self._without_value)
-        if lost:
-            # The task lives, but an update that failed has taken the values along: a new session restores them.
-            error = rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
-            error.session = raw.id
-            raise error
-
-    def _probe(self, session: ManagedSession) -> None:
+    def _probe(self, session: ManagedSession, sessions: RunSessions) -> None:
         """Makes the chief restore lost variables even while its training loop is busy elsewhere."""
         while not self.coord.wait_for_stop(PROBE_SECS):
             raw = session.raw
             try:
-                self._check_values(raw, _WAIT_SECS)
+                sessions.check_values(raw, ANSWER_SECS)
             except RuntimeError:
                 # The session was closed, unless another thread has replaced it meanwhile.
                 if raw is session.raw:
@@ -323,8 +237,7 @@ class Lifecycle:
 
     def limit_silence(self) -> None:
         """Lets a ps that is silent for too long end the session from here on, with every wait in it."""
-        if self.phase is not RunPhase.ENDED:
-            self.phase = RunPhase.ENDING
+        self._note(RunEvent.ENDS)
 
     def leads(self) -> bool:
         """Returns True if this chief may write checkpoints: no other chief has taken its place."""
@@ -339,55 +252,47 @@ class Lifecycle:
         """
         records, session = self._records, self.session
         self._note_reached()
-        if records is None or session is None or not self.is_chief or self.late or self.phase is RunPhase.ENDED:
+        if records is None or session is None or not self.is_chief or self.late or self.phase in _WITHOUT_SESSION:
             return
         # From here on a question to a dead task ends early: training needs no answer any more.
         records.answer_secs = self._answer_secs
-        began = answered_at = time.monotonic()
-        wait, logged_at, rested = 0.0, -math.inf, -1
-        logged_gone: set[str] = set()
-        self.phase = RunPhase.WAITING
+        limits = WaitLimits(self.silence_secs, self._worker_silence_secs)
+        now = time.monotonic()
+        state, rested = WaitState(now, now), -1
+        self._note(RunEvent.WAITS)
         try:
-            while not failed(self.coord):
-                self.grace_period.deadline = answered_at + self.silence_secs
+            while not state.over and not failed(self.coord):
+                self.grace_period.deadline = state.answered_at + self.silence_secs
                 try:
-                    # Synchronous workers need not wait for the gradient of a chief that only waits. A recovered ps
-                    # has forgotten this.
-                    if wait and rested != session.recoveries:
+                    # Synchronous workers need not wait for the gradient of a chief that only waits. A recovered ps has
+                    # forgotten this.
+                    if state.wait_secs and rested != session.recoveries:
                         records.rest(session.id)
                         rested = session.recoveries
-                    silences = records.wait_done(wait)
-                    answered_at = now = time.monotonic()
+                    silences = records.wait_done(state.wait_secs)
                 except LOST_CONTACT as error:
                     logging.info("while waiting for the others: %s", error)
-                    silences, now = {}, time.monotonic()
-                    if now - answered_at >= self.silence_secs:
+                    state = after_loss(state, time.monotonic(), limits)
+                    if state.over:
                         logging.warning("not waiting any longer for the others: the tasks cannot be asked for them")
-                        return
-                    self.grace_period.wait(0.2)
-                    # This step recovers a lost task, which the other workers need too.
-                    self._step(session)
+                    else:
+                        # This step recovers a lost task, which the other workers need too.
+                        self.grace_period.wait(_RETRY_SECS)
+                        self._step(session)
                     continue
-                # A worker that never came to any ps has the time of a silent worker, from now on.
-                quiet = {who: min(secs, now - began) if secs == math.inf else secs for who, secs in silences.items()}
-                left = [who for who, secs in quiet.items() if secs < self._worker_silence_secs]
-                gone = quiet.keys() - set(left)
-                for who in sorted(gone - logged_gone):
-                    logging.warning("not waiting any longer for %s: no sign of life for %.0f s", who, quiet[who])
-                logged_gone = gone
-                if not left:
-                    return
-                step = self._step(session)
-                if now - logged_at >= _WAIT_SECS:
-                    logged_at = now
-                    silent_ones = [f"{who} (silent for {quiet[who]:.0f} s)" if quiet[who] >= 3 else who for who in left]
-                    # A wait that lasts is seen without INFO, too.
-                    level = logging.INFO if now - began < _WAIT_SECS else logging.WARNING
-                    logging.log(level, "waiting for %s to finish training (step %s)", ", ".join(silent_ones), step)
-                soonest = min(self._worker_silence_secs - quiet[who] for who in left)
-                wait = min(_WAIT_SECS, max(0.1, soonest))
+                state, news = after_answer(state, silences, time.monotonic(), limits)
+                self._tell_of_wait(news, None if state.over else self._step(session))
         finally:
-            self.grace_period.deadline, self.phase = None, RunPhase.TRAINING
+            self.grace_period.deadline = None
+            self._note(RunEvent.WAITED)
+
+    def _tell_of_wait(self, news: WaitNews, step: int | None) -> None:
+        for task, secs in news.given_up.items():
+            logging.warning("not waiting any longer for %s: no sign of life for %.0f s", task, secs)
+        if news.awaited:
+            # A wait that lasts is seen without INFO, too.
+            level = logging.WARNING if news.lasts else logging.INFO
+            logging.log(level, "waiting for %s to finish training (step %s)", news.awaited, step)
 
     @property
     def _worker_silence_secs(self) -> float:
@@ -400,10 +305,10 @@ class Lifecycle:
             return self._reached
         try:
             # The thread that probes has ended with the stop, so this step looks at every ps in its place.
-            if self._probed is not None:
+            if self._sessions is not None and self._sessions.probes:
                 raw = session.raw
                 try:
-                    self._check_values(raw, self._answer_secs)
+                    self._sessions.check_values(raw, self._answer_secs)
                 except LOST_CONTACT as error:
                     session.recover(raw, error)
                 except (rt.CancelledError, RuntimeError):
@@ -443,20 +348,20 @@ class Lifecycle:
             AbortedError, UnavailableError: A task was lost, and steps with it (``save_the_end``), or was silent for too
                 long to be saved. The end of training is not reported then.
         """
-        if self.session is None or self.phase is RunPhase.ENDED:
+        if self.session is None or self.phase in _WITHOUT_SESSION:
             return
         held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
         with held as signals:
-            self.phase = RunPhase.ENDING
+            self._note(RunEvent.ENDS)
             self._note_reached()
             if self._records is not None:
                 self._records.answer_secs = self._answer_secs
             try:
                 self._finish(self.session, final, over, checkpoint_dir, signals)
             except BaseException as error:
-                self.phase = RunPhase.ENDED if shield or isinstance(error, Exception) else RunPhase.TRAINING
+                self._note(RunEvent.DONE if shield or isinstance(error, Exception) else RunEvent.INTERRUPTED)
                 raise
-            self.phase = RunPhase.ENDED
+            self._note(RunEvent.DONE)
 
     def _finish(
         self,
@@ -466,45 +371,71 @@ class Lifecycle:
         checkpoint_dir: str | None,
         signals: Sequence[int],
     ) -> None:
-        saves = self.is_chief and checkpoint_dir is not None and self._global_step is not None
-        if session.left is not None or session.raw.left_tasks:
-            self._log_left(session)
-            return
-        if self._silenced and saves:
-            raise rt.UnavailableError(f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}")
-        if session.closed:
-            if saves and not self.late:
-                text = not_saved(self._reached, str(checkpoint_dir))
+        facts = EndFacts(
+            is_chief=self.is_chief,
+            saves=self.is_chief and checkpoint_dir is not None and self._global_step is not None,
+            late=self.late,
+            left=session.left is not None or bool(session.raw.left_tasks),
+            closed=session.closed,
+            silenced=bool(self._silenced),
+            over=over,
+            signalled=False,
+            shared=self._records is not None,
+            elastic=self._elastic,
+        )
+        directory = str(checkpoint_dir) if facts.saves else None
+        match choose_save(facts):
+            case LastSave.LEFT:
+                self._log_left(session)
+                return
+            case LastSave.SILENCED:
+                raise self._silence_error(directory)
+            case LastSave.CLOSED:
+                text = not_saved(self._reached, str(directory))
                 logging.warning("the session was closed before the stop: %s", text)
-        elif not self.late:
-            if saves:
-                try:
-                    save_the_end(
-                        session,
-                        final,
-                        self._global_step,
-                        self._reached,
-                        str(checkpoint_dir),
-                        over=over,
-                        signalled=lambda: bool(signals),
-                    )
-                except (rt.CancelledError, RuntimeError) as error:
-                    if not self._silenced:
-                        raise
-                    text = f"{self._silenced}; {not_saved(self._reached, str(checkpoint_dir))}"
-                    raise rt.UnavailableError(text) from error
-            else:
+            case LastSave.SAVE:
+                self._save_last(session, final, str(directory), over, signals)
+            case LastSave.FINAL:
                 final(session)
-        # A task with a signal is started again: the end of training is not reported.
-        if over and not signals:
-            if self._records is not None:
-                self._report_done(self._records, session, str(checkpoint_dir) if saves else None)
-            elif saves and not self.late:
-                note_end(str(checkpoint_dir), saved_step(str(checkpoint_dir)))
-        elif self._elastic and not self.is_chief and self._records is not None:
-            self._say_goodbye(self._records, session)
-        elif self.is_chief and not self.late:
-            self._log_interrupted(str(checkpoint_dir) if saves else None)
+        self._report(choose_report(replace(facts, signalled=bool(signals))), session, directory)
+
+    def _save_last(
+        self,
+        session: ManagedSession,
+        final: Callable[[rt.Session], object],
+        directory: str,
+        over: bool,
+        signals: Sequence[int],
+    ) -> None:
+        """Saves, as the chief; raises UnavailableError where the silence of a task has ended that."""
+        try:
+            save_the_end(
+                session,
+                final,
+                self._global_step,
+                self._reached,
+                directory,
+                over=over,
+                signalled=lambda: bool(signals),
+            )
+        except (rt.CancelledError, RuntimeError) as error:
+            if not self._silenced:
+                raise
+            raise self._silence_error(directory) from error
+
+    def _silence_error(self, directory: str | None) -> rt.UnavailableError:
+        return rt.UnavailableError(f"{self._silenced}; {not_saved(self._reached, str(directory))}")
+
+    def _report(self, report: EndReport, session: ManagedSession, directory: str | None) -> None:
+        match report:
+            case EndReport.DONE if self._records is not None:
+                self._report_done(self._records, session, directory)
+            case EndReport.MARK:
+                note_end(str(directory), saved_step(str(directory)))
+            case EndReport.GOODBYE if self._records is not None:
+                self._say_goodbye(self._records, session)
+            case EndReport.INTERRUPTED:
+                self._log_interrupted(directory)
 
     def _log_interrupted(self, checkpoint_dir: str | None) -> None:
         """Logs, for a user who has just pressed Ctrl-C, which step is saved. Losses were logged before."""
@@ -569,17 +500,15 @@ class Lifecycle:
 
     def abandon(self) -> None:
         """Ends the run after an error: nothing is saved, and the end of training is not reported."""
-        self.phase = RunPhase.ENDED
+        self._note(RunEvent.DONE)
 
     def at_exit(self) -> None:
         """Logs, when the process ends, that training was not brought to an end before."""
-        if self._records is not None and self._awaiting is not None:
-            # A thread that is in the middle of a call when the interpreter ends would abort the process.
-            self._records.close()
-            self._awaiting.join(_AT_EXIT_SECS)
+        if self._orders is not None:
+            self._orders.end()
         if self.session is None or self._records is None or self.late:
             return
-        if self.phase is RunPhase.ENDED or self._closed.is_set():
+        if self.phase in _WITHOUT_SESSION or self._closed.is_set():
             return
         self._note_reached()
         reached = "" if self._reached is None else f" (step {self._reached} was the last seen here)"
@@ -597,10 +526,6 @@ class Lifecycle:
             self._records.close()
         if self.session is not None:
             self.session.close()
-
-
-def _names(session: rt.Session, probe: rt.Tensor, secs: float) -> frozenset[str]:
-    return frozenset(name.decode() for name in session.run(probe, timeout_secs=secs))
 
 
 class Silence:

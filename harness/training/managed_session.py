@@ -14,6 +14,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
 from harness.training.session_manager import LOST_CONTACT
+from harness.training.session_source import RunSessions
 
 TRIES = 3
 """New sessions in a row for one step that find nothing different, or too little memory: a fourth is no use."""
@@ -35,33 +36,32 @@ class ManagedSession(rt.Session):
     of the present session underneath, ``raw``.
 
     Args:
-        open_session: opens a session that is ready for training; told whether it is a recovery. It bounds its waits.
+        sessions: Opens the first session, and a new one in each recovery.
         graph: the graph that is run.
         grace_period: when it is exhausted, nothing is recovered any more.
         recover: False lets the errors out, as the classic session does.
         global_step: for telling what was lost.
         on_recovery: called with each new session after a recovery, before any step is run in it.
-        give_up_secs: how long ``open_session`` may take, for the log.
     """
 
     def __init__(
         self,
-        open_session: Callable[[bool], rt.Session],
+        sessions: RunSessions,
         graph: rt.Graph,
         grace_period: GracePeriod,
         *,
         recover: bool = True,
         global_step: Any = None,
         on_recovery: Callable[[rt.Session], object] | None = None,
-        give_up_secs: float = math.inf,
     ) -> None:
         self.graph = graph
-        self._open_session = open_session
+        self._sessions = sessions
         self._grace_period = grace_period
         self._coord = grace_period.coord
         self._recovers = recover
         self._global_step = global_step
         self._on_recovery = on_recovery
+        give_up_secs = sessions.give_up_secs
         self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
         self._recovery = threading.RLock()
         self._failed: BaseException | None = None
@@ -80,7 +80,7 @@ class ManagedSession(rt.Session):
         """What the last recovery was for; names the task."""
         self.recoveries = 0
         """How often a new session has been opened."""
-        self.raw = open_session(False)
+        self.raw = sessions.open(False)
         """The present session underneath."""
         self.config = self.raw.config
         self.target = self.raw.target
@@ -201,7 +201,7 @@ class ManagedSession(rt.Session):
             if isinstance(error, rt.OpError):
                 self.last_loss = error
             try:
-                fresh = self._open_session(True)
+                fresh = self._sessions.open(True)
             except BaseException as failure:
                 self._failed = failure
                 if isinstance(failure, rt.TaskLeftError):

@@ -86,6 +86,34 @@ class StepContext:
         raise StopIteration("step_fn has requested the iterations to stop.")
 
 
+class _CreatorSource:
+    """The source of a monitored session's sessions: a session creator.
+
+    Args:
+        creator: The session creator.
+        probe: Tensor that touches every task with variables; None where the creator knows of none.
+    """
+
+    def __init__(self, creator: TrainingSessionCreator, probe: rt.Tensor | None) -> None:
+        self._creator = creator
+        self.probe = probe
+        self.records = creator.records()
+        self.give_up_secs = creator.give_up_secs
+
+    def ready(self, recovering: bool) -> rt.Session:
+        """Opens a session that is ready for training.
+
+        Args:
+            recovering: True where the session takes the place of one that has lost a task.
+        """
+        self._creator.recovering = recovering
+        return self._creator.create_session()
+
+    def bare(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+        return self._creator.bare_session()
+
+
 class MonitoredSession:
     """A session that initialises or restores, calls hooks, recovers lost tasks and ends training well.
 
@@ -144,20 +172,12 @@ class MonitoredSession:
         series = next((name for directory, name in saved if directory == self._checkpoint_dir), "")
         probe = creator.equip(self._life.grace_period, series, recovers=self._recovers)
 
-        def ready(recovering: bool) -> rt.Session:
-            creator.recovering = recovering
-            return creator.create_session()
-
         return self._life.open(
-            ready,
-            creator.bare_session,
+            _CreatorSource(creator, probe),
             self._graph,
-            records=creator.records(),
             recover=self._recovers,
             global_step=get_global_step(self._graph),
             on_recovery=self._run_after_create,
-            probe=probe,
-            give_up_secs=creator.give_up_secs,
         )
 
     def _equip_hooks(self) -> None:

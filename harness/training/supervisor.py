@@ -20,11 +20,12 @@ from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcI
 from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
 from harness.training import readiness, services, supervisor_parts
 from harness.training.global_step import GlobalStep
-from harness.training.lifecycle import Lifecycle, RunPhase
+from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
 from harness.training.queue_runner import QueueRunner
 from harness.training.readiness import CheckpointSaver, Element, Feeds
+from harness.training.run_policy import RunPhase
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
 
 _LOG_SECS = 10.0
@@ -107,7 +108,8 @@ class Supervisor:
         self.coord = Coordinator()
         """The coordinator that stops the threads."""
         self._life = Lifecycle(self.coord, is_chief, self._stop_grace_secs)
-        self._logdir = parts.logdir
+        self.logdir = parts.logdir
+        """Absolute path of the log directory; None for none."""
         self.ready_op = parts.ready_op
         """String tensor with the names of what is not ready."""
         self.ready_for_local_init_op = parts.ready_for_local_init_op
@@ -127,7 +129,8 @@ class Supervisor:
             self.session_manager.series = checkpoint_basename
         self.init_feed_dict = init_feed_dict
         """Feeds of ``init_op``."""
-        self._init_fn = init_fn
+        self.init_fn = init_fn
+        """The function that is called with the session after ``init_op``."""
         self.save_model_secs = save_model_secs if is_chief else None
         """Seconds between checkpoints; None on tasks that are not the chief."""
         self.save_summaries_secs = save_summaries_secs if is_chief else None
@@ -236,53 +239,21 @@ class Supervisor:
         if writer is not None and self._writer_closed:
             writer.reopen()
             self._writer_closed = False
-        manager = self.session_manager
-        role = Role.CHIEF if self.is_chief else Role.OTHER
         if recover:
             # A silent task is waited for: its step is neither lost nor doubled when the task answers again.
             config = readiness.with_start_timeout(config, max_wait_secs)
-        own = isinstance(manager, SessionManager)
-
-        recovering_config = readiness.for_recovery(config)
-
-        def open_ready(recovering: bool) -> rt.Session:
-            chosen = recovering_config if recovering else config
-            if not self.is_chief:
-                return manager.wait_for_session(master, config=chosen, max_wait_secs=max_wait_secs)
-            extra: dict[str, Any] = {"recovering": recovering} if own else {}
-            return manager.prepare_session(
-                master,
-                self.init_op,
-                saver=self.saver,
-                checkpoint_dir=self._logdir,
-                wait_for_checkpoint=wait_for_checkpoint,
-                max_wait_secs=max_wait_secs,
-                config=chosen,
-                init_feed_dict=self.init_feed_dict,
-                init_fn=self._init_fn,
-                **extra,
-            )
-
-        session = self._life.open(
-            open_ready,
-            lambda: rt.Session(master, self._graph, readiness.filtered(config, self._graph, max_wait_secs)),
-            self._graph,
-            records=manager.records(master, config, role) if own else None,
-            recover=recover,
-            global_step=self.global_step,
-            probe=manager.probe if own else None,
-            give_up_secs=max_wait_secs,
-        )
+        source = _SupervisorSource(self, self._graph, master, config, wait_for_checkpoint, max_wait_secs)
+        session = self._life.open(source, self._graph, recover=recover, global_step=self.global_step)
         session.on_exit = self._leave_block
         self._services = []
         try:
             if writer is not None and not self._graph_written:
                 writer.add_graph(self._graph)
                 self._graph_written = True
-                if self._logdir is not None:
-                    readiness.write_graph_text(self._graph, self._logdir)
+                if self.logdir is not None:
+                    readiness.write_graph_text(self._graph, self.logdir)
             if start_standard_services and not self._life.late:
-                if self.is_chief and self._logdir is not None:
+                if self.is_chief and self.logdir is not None:
                     self.start_standard_services(session)
                 self.start_queue_runners(session)
         except BaseException as error:
@@ -309,23 +280,13 @@ class Supervisor:
         """
         if not self.is_chief:
             raise RuntimeError("Only chief supervisor can start standard services, because only the chief writes")
-        if self._logdir is None:
+        if self.logdir is None:
             logging.warning("Standard services need a 'logdir' passed to the Supervisor")
             return None
         writer = self.summary_writer
         if writer is not None and self.global_step is not None:
             writer.add_session_log("START", int(sess.run(self.global_step)))
-        threads: list[Thread] = []
-        if self.save_summaries_secs and writer is not None:
-            if self.summary_op is not None:
-                self._summaries = services.Summaries(self.summary_op, self.global_step, writer)
-                write = self._summaries.write
-                threads.append(services.service(self.coord, "write-summaries", self.save_summaries_secs, sess, write))
-            if self.global_step is not None:
-                count = services.StepCounter(self.global_step.op.name, writer).count_in(self.global_step)
-                threads.append(services.service(self.coord, "count-steps", self.save_summaries_secs, sess, count))
-                if sess.target and isinstance(writer, SeriesWriter):
-                    threads.append(SeriesThread(self.coord, self.save_summaries_secs, sess, self.global_step, writer))
+        threads = self._make_summary_threads(sess, self.save_summaries_secs or 0)
         if self.saver is not None and self.save_path is not None:
             self._checkpoints = services.Checkpoints(
                 self.saver, self.save_path, self.global_step, writer, self._life.leads
@@ -337,6 +298,21 @@ class Supervisor:
         for thread in threads:
             thread.start()
         self._services = threads
+        return threads
+
+    def _make_summary_threads(self, sess: ManagedSession, secs: float) -> list[Thread]:
+        writer = self.summary_writer
+        threads: list[Thread] = []
+        if not secs or writer is None:
+            return threads
+        if self.summary_op is not None:
+            self._summaries = services.Summaries(self.summary_op, self.global_step, writer)
+            threads.append(services.service(self.coord, "write-summaries", secs, sess, self._summaries.write))
+        if self.global_step is not None:
+            count = services.StepCounter(self.global_step.op.name, writer).count_in(self.global_step)
+            threads.append(services.service(self.coord, "count-steps", secs, sess, count))
+            if sess.target and isinstance(writer, SeriesWriter):
+                threads.append(SeriesThread(self.coord, secs, sess, self.global_step, writer))
         return threads
 
     def start_queue_runners(self, sess: rt.Session, queue_runners: Sequence[QueueRunner] | None = None) -> list[Thread]:
@@ -427,7 +403,7 @@ class Supervisor:
         ignore_live_threads: bool = False,
     ) -> None:
         interruption: BaseException | None = None
-        directory = None if self._checkpoints is None else self._logdir
+        directory = None if self._checkpoints is None else self.logdir
         try:
             while True:
                 try:
@@ -437,7 +413,7 @@ class Supervisor:
                     break
                 except (KeyboardInterrupt, SystemExit) as error:
                     # A first interruption of the end saves, but training is not over; a second one ends at once.
-                    if self._life.phase is RunPhase.ENDED or failed(self.coord) or interruption is not None:
+                    if self._life.phase is RunPhase.OVER or failed(self.coord) or interruption is not None:
                         raise
                     interruption, over = error, False
                     self.coord.request_stop()
@@ -532,3 +508,67 @@ class Supervisor:
     StopOnException = stop_on_exception
     WaitForStop = wait_for_stop
     SummaryComputed = summary_computed
+
+
+class _SupervisorSource:
+    """The source of a Supervisor's sessions.
+
+    Args:
+        supervisor: Supervisor whose operations make a session ready.
+        graph: Graph of the sessions.
+        master: Session target.
+        config: Session options.
+        wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint before it initialises.
+        max_wait_secs: Seconds to wait for a session.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        graph: rt.Graph,
+        master: str,
+        config: rt.SessionConfig | None,
+        wait_for_checkpoint: bool,
+        max_wait_secs: float,
+    ) -> None:
+        self._supervisor = supervisor
+        self._graph = graph
+        self._master = master
+        self._config = config
+        self._recovering_config = readiness.for_recovery(config)
+        self._wait_for_checkpoint = wait_for_checkpoint
+        self.give_up_secs = max_wait_secs
+        manager = supervisor.session_manager
+        # A manager of the user's own knows neither run records nor a probe.
+        self._own = manager if isinstance(manager, SessionManager) else None
+        role = Role.CHIEF if supervisor.is_chief else Role.OTHER
+        self.records = self._own.records(master, config, role) if self._own is not None else None
+        self.probe: rt.Tensor | None = self._own.probe if self._own is not None else None
+
+    def ready(self, recovering: bool) -> rt.Session:
+        """Opens a session that is ready, as the chief or as another task.
+
+        Args:
+            recovering: True where the session takes the place of one that has lost a task.
+        """
+        supervisor, manager = self._supervisor, self._supervisor.session_manager
+        config = self._recovering_config if recovering else self._config
+        if not supervisor.is_chief:
+            return manager.wait_for_session(self._master, config=config, max_wait_secs=self.give_up_secs)
+        extra: dict[str, Any] = {"recovering": recovering} if self._own is not None else {}
+        return manager.prepare_session(
+            self._master,
+            supervisor.init_op,
+            saver=supervisor.saver,
+            checkpoint_dir=supervisor.logdir,
+            wait_for_checkpoint=self._wait_for_checkpoint,
+            max_wait_secs=self.give_up_secs,
+            config=config,
+            init_feed_dict=supervisor.init_feed_dict,
+            init_fn=supervisor.init_fn,
+            **extra,
+        )
+
+    def bare(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+        return rt.Session(self._master, self._graph, readiness.filtered(self._config, self._graph, self.give_up_secs))

@@ -13,7 +13,7 @@ import harness
 import runtime as rt
 from harness.checkpoints.saver import latest_checkpoint
 from harness.tensorboard.writer import read_events
-from harness.training import lifecycle
+from harness.training import stop_orders
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from tests.kit.losses import loss_of
 
@@ -68,7 +68,7 @@ class Recorder(SessionRunHook):
 def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool
 ) -> None:
-    monkeypatch.setattr(lifecycle, "GOES_TOO_SECS", 0.01)
+    monkeypatch.setattr(stop_orders, "GOES_TOO_SECS", 0.01)
 
     def saved() -> int:
         return int(pathlib.Path(latest_checkpoint(tmp_path) or "0").name)

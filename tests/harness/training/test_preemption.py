@@ -10,7 +10,7 @@ import harness
 from harness.exit_codes import PREEMPTED
 from harness.launch import tasks
 from harness.testing import PRELOAD, LocalCluster, no_leaks
-from harness.training.lifecycle import GOES_TOO_SECS, LAST_SAVE_SECS
+from harness.training.stop_orders import GOES_TOO_SECS, LAST_SAVE_SECS
 from runtime.server.server import DRAIN_VARIABLE
 
 EXIT_CODE = PREEMPTED.plain
