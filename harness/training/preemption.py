@@ -1,4 +1,18 @@
-"""Preemption: SIGTERM ends a training loop in an orderly way, within a grace period; so does Ctrl-C, without one."""
+"""Preemption: SIGTERM ends a training block within a grace period, and Ctrl-C ends it without one.
+
+``join_cluster`` and ``preemptible`` install the handlers, and a lifecycle shields its last save from them. The wish is
+an exception that leaves the block, wherever the main thread is. Two simpler ways do not do that:
+
+* An exception at the border of a step only. A step may wait for minutes for a task that the same preemption has
+  taken, and code that reads data or evaluates runs no step. Both would keep the chief from its last save.
+* An exception between any two bytecodes, as Python's own handlers raise it. Locks stay locked, half-made imports end
+  the process by SIGABRT, and callbacks of the garbage collector and of weak references discard the exception.
+
+So the handler raises at once, except in these places: there the signal is sent again, after a hundredth of a second. A
+program that catches the exception is asked once more after a third of the grace period. At the end of that period
+the process is ended by force. The handler still fails where code in C never returns to the interpreter: then only the
+end of the grace period helps.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +36,11 @@ from absl import logging
 from harness import exit_codes
 
 _AGAIN_SECS = 0.01
-"""A signal that has to wait is sent again after so long."""
+"""Pause before a signal that has to wait is sent again."""
 LOCK_SECS = 1.0
-"""A signal takes effect after so long at the latest, also within a lock that somebody else keeps for ever."""
+"""The longest wait of a signal, also in a lock that another thread never releases."""
 IMPORT_SECS = 5.0
-"""SIGTERM takes effect after so long at the latest, also while a module is imported."""
+"""The longest wait of SIGTERM for an import."""
 SWALLOWED_SHARE = 1 / 3
 """The share of the grace period after which a ``SystemExit`` that the program has caught is raised once more."""
 
@@ -41,14 +55,14 @@ _LOCKING = frozenset(
     }.items()
     for function in functions
 )
-"""Functions of Python's library that lock and unlock in Python: an exception in them may leave the lock locked. The
-last two are the callbacks of weak collections, in which Python discards an exception."""
+"""Functions of Python's library in which an exception may leave a lock locked. The last two are the callbacks of weak
+collections, in which Python discards an exception."""
 
 _IMPORTING = ("importlib._bootstrap", "_find_and_load")
 
 
 class _Event(enum.IntEnum):
-    """The word of the main thread to the thread that attends: one of these, or a signal to send again."""
+    """A word of the main thread to the thread that attends; any other number is a signal to send again."""
 
     ENDED = -1
     NOTICED = 0
@@ -57,25 +71,26 @@ class _Event(enum.IntEnum):
 
 @contextlib.contextmanager
 def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
-    """A block that SIGTERM leaves by ``SystemExit``, as a cluster manager that takes the machine away wants it.
+    """Runs a block that SIGTERM leaves by ``SystemExit``, with the code of ``exit_codes.PREEMPTED``.
 
-    The code is that of ``exit_codes.PREEMPTED``. Around ``managed_session`` this saves a last checkpoint on the chief
-    and tells nobody that training is over: the task can be started again elsewhere. What is not done after the grace
-    period is cut off. Outside the main thread, where Python allows no signal handlers, the block runs as it is.
+    Around ``managed_session`` the chief saves a last checkpoint, and no task is told that training is over. So the
+    task can be started again elsewhere. The process is ended when the grace period is. Outside the main thread Python
+    allows no signal handlers, and the block runs as it is.
 
-    Ctrl-C does the same without a limit: its KeyboardInterrupt leaves the block as ``SystemExit`` with the code of
-    ``exit_codes.INTERRUPTED``, so no traceback is printed.
+    Ctrl-C does the same without a limit. Its KeyboardInterrupt leaves the block as ``SystemExit`` with the code of
+    ``exit_codes.INTERRUPTED``, so Python prints no traceback.
 
-    Python discards an exception that a signal's handler raises within a callback of the garbage collector, of a weak
-    reference or within ``__del__``. Within the block such a signal, also Ctrl-C, is sent once more.
-
-    An import within the block is completed first, for 5 s at most: extension modules that are left half-way end the
-    process by SIGABRT. Libraries in C may discard an exception too, and programs may catch ``SystemExit``. Where nobody
-    holds it any more and the block goes on, it is raised once more after a third of the grace period: a program that
-    cleans up by itself has that time for it.
+    An import within the block is completed first, for 5 s at most. A program may catch ``SystemExit`` to clean up.
+    Where the block goes on and nobody holds the exception any more, it is raised once more after a third of the grace
+    period.
 
     Args:
-        grace_secs: seconds from the signal to the hard end of the process.
+        grace_secs: Seconds from the signal to the hard end of the process.
+
+    Example:
+        >>> import harness
+        >>> with harness.preemptible(grace_secs=30):
+        ...     pass  # train here
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -96,16 +111,16 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
 
 
 def interrupt_between_locks() -> None:
-    """Ctrl-C raises KeyboardInterrupt in this process as before, but not while the main thread locks or unlocks.
+    """Lets Ctrl-C raise KeyboardInterrupt, but not while the main thread locks or unlocks.
 
-    Nor within a callback of the garbage collector, JAX's for one, or of a weak collection: Python discards what is
-    raised there.
+    Nor within a callback of the garbage collector, as JAX has one, or of a weak collection: Python discards an
+    exception there.
 
-    Python runs a handler between any two bytecodes, so the exception may come when ``logging`` has taken the lock of
-    its handler and has not yet entered the block that gives it back (before Python 3.13). Every other thread that logs
-    then waits for ever, and so does a last save. Such a signal is sent once more, a hundredth of a second later.
+    Python runs a handler between any two bytecodes. So the exception may come when ``logging`` has taken the lock of
+    its handler and has not yet entered the block that releases the lock (before Python 3.13). Every other thread that
+    logs then waits for ever, and so does a last save. Such a signal is sent again, a hundredth of a second later.
 
-    What a program has set as its own handler stays, and so does a Ctrl-C that is ignored.
+    A handler of the program's own stays, and so does a Ctrl-C that is ignored.
     """
     if (
         threading.current_thread() is threading.main_thread()
@@ -128,7 +143,7 @@ class _Interrupt:
 
 
 class _HeldUp:
-    """Tells whether a signal has to wait where the main thread is, and that not for too long."""
+    """The decision if a signal has to wait where the main thread is, for a limited time."""
 
     def __init__(self, waits: Callable[[FrameType | None], bool], most_secs: float) -> None:
         self._waits = waits
@@ -141,12 +156,12 @@ class _HeldUp:
 
 
 def _locks_or_collects(frame: FrameType | None) -> bool:
-    """Whether a frame locks or unlocks, or a callback of the garbage collector runs in it."""
+    """Returns True if a frame locks or unlocks, or runs in a callback of the garbage collector."""
     return (frame is not None and _place(frame) in _LOCKING) or _collects(frame)
 
 
 def _imports(frame: FrameType | None) -> int:
-    """How many imports run in a frame, each by the module that the one before runs."""
+    """Returns the number of imports under way in a frame, each in the module of the one before."""
     count = 0
     while frame is not None:
         count += _place(frame) == _IMPORTING
@@ -170,17 +185,18 @@ def _send_again(number: int) -> None:
 
 
 class _Leaving(SystemExit):
-    """A ``SystemExit`` that can be looked after: Python's own takes no weak references."""
+    """A ``SystemExit`` with weak references, which Python's own lacks."""
 
 
 class _Leave:
     """The handler of SIGTERM in a preemptible block.
 
-    A handler runs between any two bytecodes of the main thread, also within another lock's block. So it takes no lock
-    and starts no thread: it puts into a queue of the kind that is made for that, which a thread of its own reads.
+    A handler runs between any two bytecodes of the main thread, also within the block of a lock. So it takes no lock
+    and starts no thread. It puts an event into a ``SimpleQueue``, which is made for handlers, and a thread reads the
+    queue.
 
-    The block is being left for as long as somebody holds the exception, as Python does through ``finally``, ``with``
-    and ``except``. The handler has no name for it: its own frame, in the traceback, would hold it.
+    The program is leaving the block for as long as a frame holds the exception, as Python's do in ``finally``, ``with``
+    and ``except``. The handler has no name for the exception: its own frame, in the traceback, would hold it.
     """
 
     def __init__(self, grace_secs: float) -> None:
@@ -197,7 +213,7 @@ class _Leave:
         self._thread.start()
 
     def notice(self) -> None:
-        """The signal has come: the grace period begins."""
+        """Begins the grace period, at the first signal."""
         if self._until == math.inf:
             self._until = time.monotonic() + self._grace_secs
             self._events.put(_Event.NOTICED)
@@ -221,7 +237,7 @@ class _Leave:
         return self._raised and self._leaving is not None and self._leaving() is None
 
     def discarded(self, what: sys.UnraisableHookArgs) -> None:
-        """Called by Python for an exception that cannot be caught; one that a signal has raised is raised once more."""
+        """Sends a signal again whose exception Python could not raise; called as ``sys.unraisablehook``."""
         if isinstance(what.exc_value, _Leaving):
             self._raised = False
             self._events.put(signal.SIGTERM)
@@ -231,7 +247,7 @@ class _Leave:
             self._ignored(what)
 
     def end(self) -> None:
-        """The block has ended in time."""
+        """Ends the thread that attends: the block has ended in time."""
         self._events.put(_Event.ENDED)
         self._thread.join()
 
@@ -267,11 +283,12 @@ def _within(code: CodeType, frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def shielded() -> Iterator[list[int]]:
-    """A block, such as a last save, after which SIGTERM and Ctrl-C come out that arrive within it; gives their numbers.
+    """Runs a block, such as a last save, that SIGTERM and Ctrl-C do not interrupt.
 
-    A second Ctrl-C comes out at once; the grace period of ``preemptible`` begins with the signal, not after the block.
-    An error that ends the block is logged when a signal comes out in its place. Handlers that are not Python's are left
-    alone, and outside the main thread nothing is done: no signal comes there.
+    The signals take effect after the block, and the list of their numbers is the value of the block. A second Ctrl-C
+    takes effect at once. The grace period of ``preemptible`` begins with the signal, not after the block. An error
+    that ends the block is logged when a signal takes effect in its place. Handlers that are not Python's stay.
+    Outside the main thread nothing is done: no signal comes there.
     """
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,8 @@
-"""The standard services of a chief: threads that save checkpoints, write summaries and count steps."""
+"""The services of a chief: threads that save checkpoints, write summaries and count steps.
+
+The Supervisor starts the threads. A ``CheckpointSaverHook`` shares ``Checkpoints``, and a ``StepCounterHook`` shares
+``StepCounter``.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +31,28 @@ _LOGGED_RATES = 10
 
 @runtime_checkable
 class BackgroundSaver(Protocol):
-    """A saver that can save while training goes on; a user's own need not.
+    """A saver that can save while training continues; the user's own saver need not.
 
     Attributes:
-        skipped: how many saves were due while one was running.
+        skipped: Number of saves that were due while another one ran.
     """
 
     skipped: int
 
     def save(self, sess: rt.Session, save_path: str, global_step: Any = None, *, wait: bool = True) -> Any:
-        """Saves; without ``wait`` it only begins to, and gives a handle, or None when it was skipped."""
+        """Saves. Without ``wait``, returns a handle of the save, or None where the save was skipped."""
 
 
 @runtime_checkable
 class ComparingSaver(Protocol):
-    """A saver that knows whether variables have changed since a checkpoint; a user's own need not."""
+    """A saver that compares variables with a checkpoint; the user's own saver need not."""
 
     def changed_since(self, sess: rt.Session, save_path: str) -> bool | None:
-        """Whether a variable was given a value since; None when nobody knows."""
+        """Returns True if a variable was written since the checkpoint; None where that is unknown."""
 
 
 class EventWriter(Protocol):
-    """What writes events: a ``FileWriter``, or the user's own."""
+    """A writer of events: a ``FileWriter``, or the user's own."""
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
         """Adds a summary that a step gave."""
@@ -73,14 +77,14 @@ class EventWriter(Protocol):
 
 
 class Checkpoints:
-    """Saves a session's variables when the global step has moved, or a variable has changed, since the last save.
+    """The checkpoints of one series, saved when the step or a variable has changed since the last one.
 
     Args:
-        saver: what saves.
-        path: path without the step, such as ``logdir/model.ckpt``.
-        global_step: the global step; None saves under the bare path every time.
-        writer: gets a CHECKPOINT mark for each save, or None.
-        leads: asked before each save whether this chief still leads.
+        saver: The saver.
+        path: Path without the step, such as ``logdir/model.ckpt``.
+        global_step: The global step; None saves under the bare path every time.
+        writer: Writer of a CHECKPOINT mark for each save, or None.
+        leads: Returns True while this chief leads; called before each save.
     """
 
     def __init__(
@@ -100,17 +104,21 @@ class Checkpoints:
         self._step: int | None = None
         self._saved_step: int | None = None
         self._saved_path: str | None = None
-        self._stands = False  # variables are known to have changed under the step that was saved last
+        # True after variables changed while the global step stood at the step of the last checkpoint.
+        self._stands = False
         self._logged_standing = False
         self._running: SaveHandle | None = None
-        self._within: rt.Session | None = None  # the session of what is running
+        self._within: rt.Session | None = None
 
     def save(self, session: rt.Session) -> str | None:
-        """Saves now; returns the checkpoint's path, or None when the last one saved holds all there is.
+        """Saves and waits for the end of the save.
+
+        Returns:
+            Path of the checkpoint; None when the last one holds all there is.
 
         Raises:
-            PermissionDeniedError: another chief has taken the lead.
-            ResourceExhaustedError: the disk is full.
+            PermissionDeniedError: Another chief has taken the lead.
+            ResourceExhaustedError: The disk is full.
         """
         with self._lock:
             self._inspect(session, wait=True)
@@ -121,10 +129,10 @@ class Checkpoints:
             return path
 
     def begin(self, session: rt.Session) -> None:
-        """Begins to save; training goes on. It is skipped, and counted in the saver, while one is still running.
+        """Begins to save while training continues. A save is skipped while another one is running.
 
         Raises:
-            PermissionDeniedError: another chief has taken the lead.
+            PermissionDeniedError: Another chief has taken the lead.
         """
         with self._lock:
             self._inspect(session)
@@ -136,31 +144,31 @@ class Checkpoints:
                 self._note(str(self._saved(session, wait=True)), session)
 
     def changed(self, session: rt.Session) -> bool:
-        """Whether a variable has been given a value since the last save, whatever the global step says."""
+        """Returns True if a variable was written since the last save, whatever the global step says."""
         with self._lock:
             last = self._saved_path or self._on_disk()
             return last is None or self._changed(session, last)
 
     def inspect(self, session: rt.Session) -> None:
-        """Looks whether what was begun has ended.
+        """Notes the end of a save that was begun.
 
-        A full disk or a lost task cost this checkpoint, not the training: the one that is told of and counted, the
-        other the session notices by itself.
+        A full disk or a lost task costs this checkpoint, not the training. The log tells of the disk, and the session
+        notices the task.
 
         Raises:
-            OpError: why it failed, if for another reason.
+            OpError: The save failed for another reason.
         """
         if self._running is not None:
             with self._lock:
                 self._inspect(session)
 
     def settle(self, secs: float) -> None:
-        """Waits for the end of what was begun, well or not, at most so many seconds: training ends with an error."""
+        """Waits for the end of a save that was begun, ``secs`` seconds at most; its result does not matter."""
         if self._running is not None:
             self._running.wait(secs)
 
     def skip(self, count: int) -> None:
-        """Counts saves that were due while one was running."""
+        """Counts saves that were due while another one was running."""
         logging.info("%d saves were due while the last one was running: skipped", count)
         if isinstance(self._saver, BackgroundSaver):
             self._saver.skipped += count
@@ -200,7 +208,7 @@ class Checkpoints:
         return True
 
     def _changed(self, session: rt.Session, last: str) -> bool:
-        """Whether a variable has changed since the last checkpoint; a step that stands still does not tell."""
+        """Returns True unless the last checkpoint has all values, for a step that stands still."""
         self._stands = False
         if not isinstance(self._saver, ComparingSaver):  # a user's own
             return False
@@ -220,11 +228,11 @@ class Checkpoints:
     def _start(self, session: rt.Session) -> None:
         raw = underlying(session)
         handle = self._saved(session, wait=False)
-        if handle is not None:  # None: it was skipped
+        if handle is not None:  # None: the save was skipped
             self._running, self._within = handle, raw
 
     def _saved(self, session: rt.Session, *, wait: bool) -> Any:
-        """Saves; begins again when a ps was taken over from its backup meanwhile, which the session does not notice."""
+        """Saves; begins again where a backup took the place of a ps, which a session does not notice."""
         raw = underlying(session)
         options = {} if wait else {"wait": False}
         while True:
@@ -238,7 +246,7 @@ class Checkpoints:
                     raise
 
     def _note(self, path: str, session: rt.Session) -> None:
-        # The step in the name is the one in the checkpoint: others go on training while this one asks.
+        # The name has the step of the checkpoint; other workers have moved the global step since it was read.
         before, self._saved_path = self._saved_step, path
         found = step_in(path)
         self._saved_step = found if self._step is not None and found is not None else self._step
@@ -259,7 +267,7 @@ class Checkpoints:
         )
 
     def _on_disk(self) -> str | None:
-        """The newest checkpoint of this path: a run that has just been restored is saved already."""
+        """Returns the newest checkpoint of this path: a restored run is saved already."""
         try:
             found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a user's own saver may not tell
         except rt.UnavailableError:  # the disk is away: the save tells
@@ -270,7 +278,7 @@ class Checkpoints:
 
 
 def check_basename(name: str) -> None:
-    """Raises ValueError unless checkpoints of this name are found again: right below the directory of the run."""
+    """Raises ValueError unless checkpoints of this name lie right below the directory of the run."""
     if os.path.basename(name) != name or name in ("", ".", "..", "replaced"):
         raise ValueError(
             f"checkpoint_basename is the first part of the checkpoints' names, such as model.ckpt, not {name!r}: they "
@@ -279,13 +287,12 @@ def check_basename(name: str) -> None:
 
 
 def step_in(path: str) -> int | None:
-    """The step in the name of a checkpoint."""
+    """Returns the step in the name of a checkpoint, or None."""
     name = os.path.basename(path)
     return int(name) if name.isdigit() else None
 
 
 def _log_full(error: rt.ResourceExhaustedError) -> None:
-    """Logs that a checkpoint was not saved because the disk is full."""
     logging.error("%s; training goes on, without this checkpoint: make room", error)
 
 
@@ -318,13 +325,13 @@ def costs_one_checkpoint(session: rt.Session) -> Iterator[None]:
 
 
 def _raise_if_replaced(error: Exception, raw: rt.Session, session: rt.Session) -> None:
-    """Raises AbortedError where an error comes from another thread's recovery, which has closed the session in use."""
+    """Raises AbortedError if another thread's recovery has closed the session that was used."""
     if raw is not underlying(session):
         raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
 
 
 class CheckpointThread(LooperThread):
-    """Saves a checkpoint at the start and then every so many seconds."""
+    """A thread that saves a checkpoint at the start and then at intervals."""
 
     def __init__(self, coord: Coordinator, secs: float, session: ManagedSession, checkpoints: Checkpoints) -> None:
         super().__init__(coord, secs)
@@ -336,7 +343,7 @@ class CheckpointThread(LooperThread):
 
     def run_loop(self) -> None:
         """Saves; a lost task or a full disk costs this one checkpoint, not the training."""
-        if self._late:  # this is the run that was due while the one before was still at work
+        if self._late:  # its time passed while the save before was running
             self._late = False
             return
         began = time.monotonic()
@@ -348,7 +355,7 @@ class CheckpointThread(LooperThread):
             self._checkpoints.skip(missed)
 
     def save(self) -> bool:
-        """Saves now, in whatever thread; False where an error cost this checkpoint."""
+        """Saves, in the caller's thread; returns False where an error cost this checkpoint."""
         raw = self._session.raw
         try:
             with while_open(self._session), costs_one_checkpoint(self._session):
@@ -361,12 +368,12 @@ class CheckpointThread(LooperThread):
 
 
 class Summaries:
-    """Runs the summary operation by itself and writes what it gives.
+    """The summaries that a timer writes.
 
     Args:
-        summary_op: scalar string tensor.
-        global_step: the global step, or None.
-        writer: what writes.
+        summary_op: Scalar string tensor of a serialized summary.
+        global_step: The global step, or None.
+        writer: Writer of the events.
     """
 
     def __init__(self, summary_op: Element, global_step: Element | None, writer: EventWriter) -> None:
@@ -397,14 +404,14 @@ class Summaries:
 def service(
     coord: Coordinator, name: str, secs: float, session: ManagedSession, act: Callable[[rt.Session], object]
 ) -> LooperThread:
-    """Returns a thread that calls a function with the session at its start and then every so many seconds.
+    """Returns a thread that calls a function with the session at its start and then at intervals.
 
     Args:
         coord: The coordinator that stops the thread.
         name: Name of the thread.
         secs: Seconds between calls.
         session: The session of training.
-        act: What the thread does.
+        act: Function to call.
     """
 
     def call() -> None:
@@ -417,11 +424,11 @@ def service(
 
 
 class StepCounter:
-    """Turns global steps into a rate, ``global_step/sec``.
+    """The rate of global steps, ``global_step/sec``.
 
     Args:
-        name: name of the global step's operation.
-        writer: what writes the rate; None only logs it.
+        name: Name of the global step's operation.
+        writer: Writer of the rate; None only logs the rate.
     """
 
     def __init__(self, name: str, writer: EventWriter | None) -> None:
@@ -434,8 +441,8 @@ class StepCounter:
         """Writes and returns the rate since the last call, steps per second; None at the first call.
 
         Args:
-            step: the global step.
-            now: seconds on a clock that only goes forward.
+            step: The global step.
+            now: Seconds of a clock that never goes back.
         """
         last, self._last = self._last, (step, now)
         if last is None or now <= last[1]:

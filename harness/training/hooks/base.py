@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SessionRunArgs:
-    """What a hook adds to a step.
+    """The addition of a hook to a step.
 
     Attributes:
-        fetches: fetched beside the caller's own, as in ``Session.run``; None for nothing.
-        feed_dict: fed beside the caller's own.
+        fetches: Structure of fetches beside the caller's own, as in ``Session.run``; None for nothing.
+        feed_dict: Feeds beside the caller's own.
         options: ``runtime.RunOptions``, merged with the caller's.
     """
 
@@ -31,12 +31,12 @@ class SessionRunArgs:
 
 @dataclass(frozen=True)
 class SessionRunValues:
-    """What a step gave a hook.
+    """The result of a step for one hook.
 
     Attributes:
-        results: the values of the hook's own fetches, in their structure; None when it asked for none.
-        options: the options that the step ran with, or None.
-        run_metadata: the ``runtime.RunMetadata`` of the step, or None when nobody asked for it.
+        results: Values of the hook's own fetches, in their structure; None when the hook asked for none.
+        options: Options of the step, or None.
+        run_metadata: The ``runtime.RunMetadata`` of the step; None when nobody asked for metadata.
     """
 
     results: Any = None
@@ -46,11 +46,11 @@ class SessionRunValues:
 
 @dataclass
 class SessionRunContext:
-    """The step that a hook is called for.
+    """The step for which a hook is called.
 
     Attributes:
-        original_args: what the caller of ``run`` asked for.
-        session: the session underneath, without hooks and recovery.
+        original_args: Arguments of the caller's ``run``.
+        session: The session underneath, without hooks and recovery.
     """
 
     original_args: SessionRunArgs
@@ -59,32 +59,35 @@ class SessionRunContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has asked training to stop."""
+        """True after a hook has asked training to stop."""
         return self._stop
 
     def request_stop(self) -> None:
-        """Stops training: this ``run`` still returns its value, then ``should_stop`` is true."""
+        """Stops training. The present ``run`` still returns its value; then ``should_stop`` is true."""
         self._stop = True
 
 
 class SessionRunHook:
-    """Base of all hooks: each method does nothing here."""
+    """Base of all hooks, with methods that do nothing."""
 
     def begin(self) -> None:
-        """Called once before the session is made; the last chance to add to the graph."""
+        """Adds to the graph. The call comes once, before the session is made and the graph is final."""
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Called with every new session, also after a recovery; the graph is final."""
+        """Begins a session. The call comes with every new session, also after a recovery."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Called before every step; what it returns is added to the step."""
+        """Returns the hook's addition to the step that comes next; None for nothing."""
         return None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Called after every step that did not raise."""
+        """Receives the results of a step that did not raise."""
 
     def end(self, session: rt.Session) -> None:
-        """Called at the end when no error but the end of the input ended training; the session is open."""
+        """Ends the hook while the session is still open.
+
+        The call does not come when an error other than the end of the input ended training.
+        """
 
 
 class GlobalStepHook(SessionRunHook):
@@ -93,7 +96,7 @@ class GlobalStepHook(SessionRunHook):
     _step: rt.Tensor | rt.Variable
 
     def begin(self) -> None:
-        """Finds the global step. Raises RuntimeError, naming the hook, when there is none."""
+        """Finds the global step. Raises RuntimeError, with the name of the hook, when there is none."""
         step = get_global_step()
         if step is None:
             name = type(self).__name__
@@ -101,7 +104,7 @@ class GlobalStepHook(SessionRunHook):
         self._step = step
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the global step."""
+        """Returns the global step as a fetch."""
         return SessionRunArgs(self._step)
 
 
@@ -139,7 +142,7 @@ class FollowsLeader(Protocol):
     """A hook that acts only while the chief leads.
 
     Attributes:
-        leads: whether this chief still leads; a monitored session sets it.
+        leads: Returns True while this chief leads; a monitored session sets this function.
     """
 
     leads: Callable[[], bool]
@@ -150,7 +153,7 @@ class StopsEverybody(Protocol):
     """A hook that may end training on all tasks.
 
     Attributes:
-        stop_everybody: orders all who take part to stop, with a reason; a monitored session sets it.
+        stop_everybody: Orders all tasks of the run to stop, with a reason; a monitored session sets this function.
     """
 
     stop_everybody: Callable[[str], None]
@@ -158,10 +161,10 @@ class StopsEverybody(Protocol):
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """A hook with values that are part of each checkpoint: from before the first of a session, to after the last."""
+    """A hook with values that are part of each checkpoint of a session, from the first to the last."""
 
     def register_state(self, session: rt.Session, checkpoint_dir: str | None) -> None:
-        """Adds the values to checkpoints, and continues with those of the newest one in the chief's directory."""
+        """Adds the values to checkpoints, and continues with those of the newest checkpoint."""
 
     def forget_state(self, session: rt.Session) -> None:
         """Takes the values out of the checkpoints of later runs of this process."""

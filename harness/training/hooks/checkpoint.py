@@ -1,4 +1,4 @@
-"""The hook that saves checkpoints, and those who listen to it."""
+"""The hook that saves checkpoints, and the listeners that it calls. A monitored session calls the hook."""
 
 from __future__ import annotations
 
@@ -21,41 +21,47 @@ if TYPE_CHECKING:
 
 
 class CheckpointSaverListener:
-    """Base of those who are told of checkpoints: each method does nothing here."""
+    """Base of the listeners of a ``CheckpointSaverHook``, with methods that do nothing."""
 
     def begin(self) -> None:
-        """Called with the hook's ``begin``."""
+        """Begins the listener, in the hook's ``begin``."""
 
     def before_save(self, session: rt.Session, global_step_value: int) -> None:
-        """Called before a checkpoint is saved."""
+        """Prepares for a checkpoint that is saved next."""
 
     def after_save(self, session: rt.Session, global_step_value: int) -> bool | None:
-        """Called after a checkpoint was saved; True stops training."""
+        """Receives the step of a checkpoint that is on disk; returns True to stop training."""
         return None
 
     def end(self, session: rt.Session, global_step_value: int) -> None:
-        """Called at the end, after the last checkpoint."""
+        """Ends the listener, after the last checkpoint."""
 
 
 class CheckpointSaverHook(EventsHook):
-    """Saves a checkpoint with every new session, then every so many global steps or seconds, and at the end.
+    """A hook that saves checkpoints: with every new session, at intervals, and at the end.
 
-    Saves run while training goes on; one that is due while the last one still runs is skipped and counted in the
-    saver. Only a hook with listeners waits for each, because it tells them of what is on disk. A full disk costs that
+    Training continues during a save. A save that is due while another one runs is skipped, and counted in the saver. A
+    hook with listeners waits for each save, because its listeners may read the checkpoint. A full disk costs that
     checkpoint, and is an error at the end; other failures are raised in the training loop.
 
     Args:
-        checkpoint_dir: directory of the checkpoints.
-        save_secs: seconds between checkpoints; exactly one of this and ``save_steps``.
-        save_steps: global steps between checkpoints.
-        saver: what saves; at most one of this and ``scaffold``. Without both, the graph's first saver.
-        checkpoint_basename: first part of the names.
-        scaffold: gives the saver.
-        listeners: told of the checkpoints.
-        save_graph_def: whether the graph is written as ``graph.pbtxt`` and for TensorBoard.
+        checkpoint_dir: Directory of the checkpoints.
+        save_secs: Seconds between checkpoints; exactly one of this and ``save_steps``.
+        save_steps: Global steps between checkpoints.
+        saver: Saver of the variables; at most one of this and ``scaffold``. Without both, the graph's first saver.
+        checkpoint_basename: First part of the names.
+        scaffold: Scaffold with the saver.
+        listeners: Listeners to call, in this order.
+        save_graph_def: True to write the graph as ``graph.pbtxt`` and for TensorBoard.
 
     Raises:
-        ValueError: both a saver and a scaffold, not exactly one interval, or a basename that is none.
+        ValueError: There are a saver and a scaffold, not exactly one interval, or the basename is a path.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.CheckpointSaverHook("/tmp/run", save_secs=600)
+        >>> hook.save_path
+        '/tmp/run/model.ckpt'
     """
 
     def __init__(
@@ -87,13 +93,13 @@ class CheckpointSaverHook(EventsHook):
         self._soon = threading.Event()
 
     def begin(self) -> None:
-        """Finds the global step and opens the writer."""
+        """Finds the global step, opens the writer and begins the listeners."""
         super().begin()
         for listener in self._listeners:
             listener.begin()
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Saves what the session starts from."""
+        """Saves the model with which the session begins."""
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(
                 self._get_saver(), self.save_path, self._step, self.writer, lambda: self.leads()
@@ -108,7 +114,7 @@ class CheckpointSaverHook(EventsHook):
         self._timer.update_last_triggered_step(step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Saves when it is time."""
+        """Saves when the interval has passed, or a save was requested."""
         step = int(run_values.results)
         if self._checkpoints is not None:
             self._checkpoints.inspect(run_context.session)
@@ -123,11 +129,11 @@ class CheckpointSaverHook(EventsHook):
                 run_context.request_stop()
 
     def save_soon(self) -> None:
-        """Has the next step save, in whatever thread this is called."""
+        """Requests a save after the next step, from any thread."""
         self._soon.set()
 
     def end(self, session: rt.Session) -> None:
-        """Saves the last steps."""
+        """Saves the last steps and ends the listeners."""
         step = int(session.run(self._step))
         assert self._checkpoints is not None
         if self._listeners and (step != self._timer.last_triggered_step() or self._has_changed(session)):
@@ -137,12 +143,16 @@ class CheckpointSaverHook(EventsHook):
             listener.end(session, step)
 
     def leave(self, session: rt.Session) -> None:
-        """Saves the present step; called instead of ``end`` when training is interrupted (SIGTERM, Ctrl-C)."""
+        """Saves the present step. The call replaces ``end`` when a signal interrupts training."""
         if self._checkpoints is not None:
             self._checkpoints.save(session)
 
     def settle(self, secs: float) -> None:
-        """Waits for a save that is under way, at most so many seconds; called when training ends with an error."""
+        """Waits for a save that is under way. The call replaces ``end`` after an error.
+
+        Args:
+            secs: The longest wait, in seconds.
+        """
         if self._checkpoints is not None:
             self._checkpoints.settle(secs)
 
@@ -150,7 +160,7 @@ class CheckpointSaverHook(EventsHook):
         return self._checkpoints is not None and self._checkpoints.changed(session)
 
     def _save(self, session: rt.Session, step: int) -> bool:
-        """Saves; returns whether a listener wants training to stop."""
+        """Saves; returns True if a listener requests a stop."""
         assert self._checkpoints is not None
         with costs_one_checkpoint(session):
             if self._listeners:

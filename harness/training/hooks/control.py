@@ -25,14 +25,20 @@ _STATE = "early_stopping"
 
 
 class StopAtStepHook(GlobalStepHook):
-    """Stops training when the global step has reached a number; with several workers it ends a little above.
+    """A hook that stops training at a global step.
+
+    Several workers end a little above that step, because each finishes its step under way.
 
     Args:
-        num_steps: steps to train from the step of the first session on; exactly one of this and ``last_step``.
-        last_step: global step to stop at.
+        num_steps: Steps to train from the step of the first session on; exactly one of this and ``last_step``.
+        last_step: Global step to stop at.
 
     Raises:
-        ValueError: both or neither.
+        ValueError: Both numbers are given, or neither.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.StopAtStepHook(last_step=1000)
     """
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
@@ -42,7 +48,7 @@ class StopAtStepHook(GlobalStepHook):
         self._last_step = last_step
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Counts from the first session's step, and stops a run that has come so far; a recovery changes nothing."""
+        """Counts from the first session's step; stops a run that is past its last step."""
         step = int(session.run(self._step))
         if self._last_step is None:
             assert self._num_steps is not None
@@ -51,7 +57,7 @@ class StopAtStepHook(GlobalStepHook):
             coord.request_stop()
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Stops when it is enough; a step that updates the global step fetches what it has become."""
+        """Stops training at the last step."""
         assert self._last_step is not None
         if int(run_values.results) >= self._last_step:
             run_context.request_stop()
@@ -60,21 +66,25 @@ class StopAtStepHook(GlobalStepHook):
 class EarlyStoppingHook(GlobalStepHook):
     """A hook that stops training on all workers when a metric gets no better.
 
-        harness.EarlyStoppingHook(lambda session: evaluate(session), patience=5, every_n_steps=500)
-
-    The chief's hook decides; the other workers need none. The values since the best one are part of each checkpoint:
-    a chief that is started again continues to count. A value that is not finite is no better than any.
+    The chief's hook decides, and the other workers need none. The values since the best one are part of each
+    checkpoint, so a chief that is started again continues to count. A value that is not finite is no improvement.
 
     Args:
         metric: The function that the chief calls with the session; it returns a number, such as the loss on a
             validation set. Or a tensor of one number, fetched with a training step.
-        patience: The number of values in a row without an improvement after which training stops.
+        patience: Number of values in a row without an improvement after which training stops.
         every_n_steps: Global steps between values.
         mode: "min" or "max": the direction of an improvement.
         min_delta: The least improvement that counts.
 
     Raises:
         ValueError: ``mode`` is neither, or ``patience`` or ``every_n_steps`` is below 1, or ``min_delta`` negative.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.EarlyStoppingHook(lambda session: 0.5, patience=5, every_n_steps=500)
+        >>> hook.best is None
+        True
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class EarlyStoppingHook(GlobalStepHook):
 
     @property
     def best(self) -> float | None:
-        """The best value so far; None before the first finite one."""
+        """The best value; None before the first finite one."""
         best = standing(self._seen, self._goal).best
         return None if best is None else best.metrics["metric"]
 
@@ -108,7 +118,7 @@ class EarlyStoppingHook(GlobalStepHook):
         return 0 if best is None else best.step
 
     def begin(self) -> None:
-        """Finds the global step, and begins to count anew."""
+        """Finds the global step and forgets the values of an earlier run."""
         super().begin()
         self._seen, self._next_step = (), None
 
@@ -117,7 +127,7 @@ class EarlyStoppingHook(GlobalStepHook):
 
         Args:
             session: The first session of the run, before a checkpoint is saved in it.
-            checkpoint_dir: The directory of the checkpoints; None for none.
+            checkpoint_dir: Directory of the checkpoints; None for none.
         """
         from harness.checkpoints import layout, manifest, states
 
@@ -136,11 +146,7 @@ class EarlyStoppingHook(GlobalStepHook):
             self._set_state(states.decode(held[_STATE]))
 
     def forget_state(self, session: rt.Session) -> None:
-        """Takes the values out of the checkpoints of later runs of this process.
-
-        Args:
-            session: The last session of the run.
-        """
+        """Takes the values out of the checkpoints of later runs of this process."""
         from harness.checkpoints.states import forget_checkpointable
 
         forget_checkpointable(_STATE, task=session.target or session.task)
@@ -152,11 +158,11 @@ class EarlyStoppingHook(GlobalStepHook):
         self._seen = tuple(Evaluation(int(step), 0.0, {"metric": value}) for step, value in state)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the global step, and for a metric that is a tensor."""
+        """Returns the global step as a fetch, and the metric where that is a tensor."""
         return SessionRunArgs([self._step] if callable(self._metric) else [self._step, self._metric])
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Looks at the metric when that is due."""
+        """Compares a value of the metric with the best one, when a value is due."""
         step = int(run_values.results[0])
         if self._next_step is not None and step < self._next_step:
             return
@@ -175,11 +181,13 @@ class EarlyStoppingHook(GlobalStepHook):
 
 
 class GlobalStepWaiterHook(GlobalStepHook):
-    """Makes a worker begin when the others have got to a global step: a slow start helps asynchronous training.
+    """A hook that keeps a worker waiting until the others have reached a global step.
+
+    A slow start helps asynchronous training.
 
     Args:
-        wait_until_step: the global step.
-        poll_secs: seconds between looks.
+        wait_until_step: Global step at which this worker begins.
+        poll_secs: Seconds between looks at the global step.
     """
 
     def __init__(self, wait_until_step: int, poll_secs: float = 0.5) -> None:
@@ -189,11 +197,11 @@ class GlobalStepWaiterHook(GlobalStepHook):
         self._coord: Coordinator | None = None
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Remembers what ends the wait."""
+        """Remembers the coordinator, whose stop ends the wait."""
         self._coord = coord
 
     def before_run(self, run_context: SessionRunContext) -> None:
-        """Waits before the first step; a stop ends it."""
+        """Waits before the first step; a stop ends the wait."""
         while not self._done:
             step = int(run_context.session.run(self._step))
             if step >= self._wait_until:
@@ -206,30 +214,30 @@ class GlobalStepWaiterHook(GlobalStepHook):
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds every step with what a function gives.
+    """A hook that feeds every step with the values of a function.
 
     Args:
-        feed_fn: gives the feeds of one step.
+        feed_fn: Returns the feeds of one step.
     """
 
     def __init__(self, feed_fn: Callable[[], Mapping[Any, Any]]) -> None:
         self.feed_fn = feed_fn
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Calls the function."""
+        """Returns the feeds of the function."""
         return SessionRunArgs(feed_dict=self.feed_fn())
 
 
 class NanLossDuringTrainingError(RuntimeError):
-    """The loss became NaN."""
+    """An error of a ``NanTensorHook``: the loss became NaN."""
 
 
 class NanTensorHook(SessionRunHook):
-    """Ends training when a tensor is NaN.
+    """A hook that ends training when a tensor is NaN.
 
     Args:
-        loss_tensor: the tensor.
-        fail_on_nan_loss: whether to raise NanLossDuringTrainingError; else training just stops.
+        loss_tensor: The tensor.
+        fail_on_nan_loss: True to raise NanLossDuringTrainingError; False to stop training.
     """
 
     def __init__(self, loss_tensor: rt.TensorLike, fail_on_nan_loss: bool = True) -> None:
@@ -237,11 +245,11 @@ class NanTensorHook(SessionRunHook):
         self._fail = fail_on_nan_loss
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the tensor."""
+        """Returns the tensor as a fetch."""
         return SessionRunArgs(self._tensor)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Looks at it."""
+        """Stops training or raises NanLossDuringTrainingError where the tensor has a NaN."""
         if not np.isnan(run_values.results).any():
             return
         if self._fail:
@@ -252,11 +260,11 @@ class NanTensorHook(SessionRunHook):
 
 
 class FinalOpsHook(SessionRunHook):
-    """Runs operations at the end.
+    """A hook that runs operations at the end of training.
 
     Args:
-        final_ops: what is fetched.
-        final_ops_feed_dict: its feeds.
+        final_ops: Structure of fetches, as in ``Session.run``.
+        final_ops_feed_dict: Feeds of that run.
     """
 
     def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None) -> None:
@@ -266,11 +274,11 @@ class FinalOpsHook(SessionRunHook):
 
     @property
     def final_ops_values(self) -> Any:
-        """What was fetched; None before the end."""
+        """The values of the final operations; None before the end."""
         return self._values
 
     def end(self, session: rt.Session) -> None:
-        """Runs them."""
+        """Runs the final operations. Raises OutOfRangeError where these have met the end of the input."""
         if self._final_ops is None:
             return
         try:

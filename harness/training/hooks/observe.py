@@ -30,17 +30,17 @@ _STANDING_WARNINGS = 5
 
 
 class LoggingTensorHook(SessionRunHook):
-    """Logs tensors: in the first step, then every so many steps of this worker or seconds, or at the end.
+    """A hook that logs tensors: in the first step, then at intervals, or at the end.
 
     Args:
-        tensors: tag -> tensor (or name), or a list of tensors.
-        every_n_iter: steps between lines; at most one of this and ``every_n_secs``.
-        every_n_secs: seconds between lines.
-        at_end: log at the end too.
-        formatter: makes the line from tag -> value.
+        tensors: Tensors or their names, by tag; or a list of these.
+        every_n_iter: Steps of this worker between lines; at most one of this and ``every_n_secs``.
+        every_n_secs: Seconds between lines.
+        at_end: True to log at the end too.
+        formatter: Returns the line for a mapping of tags to values.
 
     Raises:
-        ValueError: both intervals, none at all, or one that is not positive.
+        ValueError: There are both intervals or none at all, or one is not positive.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class LoggingTensorHook(SessionRunHook):
         self._steps = 0
 
     def begin(self) -> None:
-        """Starts counting."""
+        """Forgets the steps of an earlier session."""
         self._steps = 0
         if self._timer is not None:
             self._timer.reset()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the tensors when it is time."""
+        """Returns the tensors as fetches when a line is due."""
         due = self._timer is not None and self._timer.should_trigger_for_step(self._steps)
         return SessionRunArgs(self._tensors) if due else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Logs."""
+        """Logs the values of a line that was due."""
         if run_values.results is not None:
             self._log(run_values.results)
         self._steps += 1
 
     def end(self, session: rt.Session) -> None:
-        """Logs the last values."""
+        """Logs the last values, with ``at_end``."""
         if self._at_end:
             self._log(session.run(self._tensors))
 
@@ -98,13 +98,13 @@ def _tag(tensor: rt.Tensor | rt.Variable | str) -> str:
 
 
 class StepCounterHook(EventsHook):
-    """Writes and logs the step rate, ``global_step/sec``; the first rate comes at the second time.
+    """A hook that writes and logs the rate of global steps, ``global_step/sec``.
 
     Args:
-        every_n_steps: global steps between rates; exactly one of this and ``every_n_secs``.
-        every_n_secs: seconds between rates.
-        output_dir: directory of the events; nothing is written without it and ``summary_writer``.
-        summary_writer: writes the events.
+        every_n_steps: Global steps between rates; exactly one of this and ``every_n_secs``.
+        every_n_secs: Seconds between rates.
+        output_dir: Directory of the events; nothing is written without it and ``summary_writer``.
+        summary_writer: Writer of the caller's own.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class StepCounterHook(EventsHook):
         self._counter = StepCounter(self._step.op.name, self.writer)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes a rate when it is time."""
+        """Writes a rate when one is due, and warns of a global step that stands still."""
         step = int(run_values.results)
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
@@ -142,7 +142,7 @@ class StepCounterHook(EventsHook):
         self._last = step
 
     def _trains(self, fetches: object) -> bool:
-        """Whether a step writes any variable: one that only evaluates need not move the global step."""
+        """Returns True if a step writes a variable: an evaluation need not move the global step."""
         elements = map(self._step.graph.as_graph_element, jax.tree.leaves(fetches))
         operations = frozenset(e if isinstance(e, rt.Operation) else e.op for e in elements)
         if operations not in self._known:
@@ -151,7 +151,7 @@ class StepCounterHook(EventsHook):
 
 
 def _writes(operations: Iterable[rt.Operation]) -> bool:
-    """Whether a step that fetches these operations writes any variable."""
+    """Returns True if a step that fetches these operations writes a variable."""
     waiting, seen = list(operations), set()
     while waiting:
         op = waiting.pop()
@@ -165,20 +165,21 @@ def _writes(operations: Iterable[rt.Operation]) -> bool:
 
 
 class SummarySaverHook(EventsHook):
-    """Writes summaries every so many global steps or seconds; they are fetched in the user's own step, with its feeds.
+    """A hook that writes summaries at intervals of global steps or seconds.
 
-    Without ``output_dir`` and ``summary_writer`` nothing is written; a warning says so.
+    Summaries are fetched in the user's own step, with its feeds. Without ``output_dir`` and ``summary_writer`` nothing
+    is written, and a warning says so.
 
     Args:
-        save_steps: steps between summaries; exactly one of this and ``save_secs``.
-        save_secs: seconds between summaries.
-        output_dir: directory of the events.
-        summary_writer: writes the events instead.
-        scaffold: gives the summary operation; exactly one of this and ``summary_op``.
-        summary_op: string tensor, or a list of them.
+        save_steps: Steps between summaries; exactly one of this and ``save_secs``.
+        save_secs: Seconds between summaries.
+        output_dir: Directory of the events.
+        summary_writer: Writer of the caller's own.
+        scaffold: Scaffold with the summary operation; exactly one of this and ``summary_op``.
+        summary_op: String tensor of a serialized summary, or a list of such tensors.
 
     Raises:
-        ValueError: both or neither of the two.
+        ValueError: There are both of ``scaffold`` and ``summary_op``, or neither.
     """
 
     def __init__(
@@ -206,14 +207,14 @@ class SummarySaverHook(EventsHook):
             logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the summary when it is time; the first step is always summarised."""
+        """Returns the summary as a fetch when one is due; the first step always has one."""
         op = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         wanted = op is not None and self.writer is not None
         self._requested = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
         return SessionRunArgs({"step": self._step, **({"summary": op} if self._requested else {})})
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes it."""
+        """Writes the summary that was fetched."""
         step = int(run_values.results["step"])
         if self._requested and self.writer is not None:
             if self._next is None:
@@ -225,18 +226,20 @@ class SummarySaverHook(EventsHook):
         self._next = step + 1
 
     def end(self, session: rt.Session) -> None:
-        """Writes what waits to be written."""
+        """Flushes the writer."""
         if self.writer is not None:
             self.writer.flush()
 
 
 class ProfilerHook(EventsHook):
-    """Traces a step every so often: ``timeline-<step>.json`` for Chrome or Perfetto, and run metadata for TensorBoard.
+    """A hook that traces a step at intervals.
+
+    A trace is ``timeline-<step>.json`` for Chrome or Perfetto, and run metadata for TensorBoard.
 
     Args:
-        save_steps: steps between traces; exactly one of this and ``save_secs``.
-        save_secs: seconds between traces.
-        output_dir: directory of the files.
+        save_steps: Steps between traces; exactly one of this and ``save_secs``.
+        save_secs: Seconds between traces.
+        output_dir: Directory of the files.
     """
 
     def __init__(self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = "") -> None:
@@ -246,17 +249,17 @@ class ProfilerHook(EventsHook):
         self._requested = False
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """The first step of a session compiles: it is not traced."""
+        """Leaves out the first step of a session, which compiles."""
         self._next = None
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for a trace when it is time."""
+        """Returns options that trace the step, when a trace is due."""
         self._requested = self._next is not None and self._timer.should_trigger_for_step(self._next)
         options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE) if self._requested else None
         return SessionRunArgs(self._step, options=options)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes the trace."""
+        """Writes the trace that was taken."""
         step = int(run_values.results)
         if self._next is None:  # as if the first step had been traced
             self._timer.update_last_triggered_step(step)

@@ -1,4 +1,4 @@
-"""A timer in seconds or in steps."""
+"""A timer in seconds or in steps: hooks ask it in each step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from collections.abc import Callable
 
 
 class SecondOrStepTimer:
-    """Tells when it is time to do something again.
+    """A timer in seconds or in steps.
 
     Args:
-        every_secs: seconds between two times; exactly one of this and ``every_steps``.
-        every_steps: steps between two times.
-        clock: seconds on a clock that only goes forward.
+        every_secs: Seconds between two times; exactly one of this and ``every_steps``.
+        every_steps: Steps between two times.
+        clock: Returns seconds of a clock that never goes back.
 
     Raises:
-        ValueError: both or neither.
+        ValueError: Both intervals are given, or neither.
+
+    Example:
+        >>> import harness
+        >>> timer = harness.SecondOrStepTimer(every_steps=10)
+        >>> timer.update_last_triggered_step(5)
+        (None, None)
+        >>> timer.should_trigger_for_step(14), timer.should_trigger_for_step(15)
+        (False, True)
     """
 
     def __init__(
@@ -32,11 +40,11 @@ class SecondOrStepTimer:
         self._last: tuple[int, float] | None = None
 
     def reset(self) -> None:
-        """Forgets the last time: the next question is answered with yes."""
+        """Forgets the last time, so that the next step is due."""
         self._last = None
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Whether it is time at ``step``; never twice for one step."""
+        """Returns True if ``step`` is due; never twice for one step."""
         if self._last is None:
             return True
         last_step, _ = self._last
@@ -45,7 +53,7 @@ class SecondOrStepTimer:
         return self.secs_are_over() if self._every_steps is None else step >= last_step + self._every_steps
 
     def secs_are_over(self) -> bool:
-        """Whether so many seconds have gone by, whatever the step is; never with a timer in steps."""
+        """Returns True if the seconds have passed, also where the step stands still."""
         return (
             self._every_secs is not None
             and self._last is not None
@@ -53,11 +61,15 @@ class SecondOrStepTimer:
         )
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Notes that it was done at ``step``; returns seconds and steps since the time before, None at the first."""
+        """Notes that ``step`` was the last time.
+
+        Returns:
+            Seconds and steps since the time before; None and None at the first.
+        """
         now, before = self._clock(), self._last
         self._last = (step, now)
         return (None, None) if before is None else (now - before[1], step - before[0])
 
     def last_triggered_step(self) -> int | None:
-        """The step of the last time."""
+        """Returns the step of the last time, or None."""
         return None if self._last is None else self._last[0]
