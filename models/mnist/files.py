@@ -6,7 +6,6 @@ import io
 import os
 import stat
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +28,10 @@ MIRRORS = (  # the files lie below as <name>.gz
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://raw.githubusercontent.com/fgnt/mnist/master",
 )
-_ANSWER_SECS, _READ_SECS, _FILE_SECS = 8.0, 20.0, 600.0  # for all mirrors to answer; for one read; for one file
-_LOG_SECS, _LOCK_SECS = 10.0, 2460.0  # between lines about the wait for a lock; who downloads needs less than this
+_ANSWER_SECS, _READ_SECS, _FILE_SECS = 8.0, 20.0, 300.0
+"""The longest waits for an answer, for more bytes, and for a whole file. Then the next mirror is asked."""
+_LOG_SECS, _LOCK_SECS = 10.0, 3660.0
+"""Time between lines about the wait for a lock, and the longest wait: four slow files of three mirrors take less."""
 _MAX_BYTES = 64 << 20  # what is larger, compressed or not, is stopped here and not when memory is full
 
 
@@ -112,9 +113,10 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
             logging.warning("%s; it was downloaded, so it is deleted now and downloaded again", error)
             path.unlink()
     failures: list[Exception] = []
-    for mirror in _answering(mirrors, f"{path.name}.gz", failures):
+    for mirror in mirrors:
+        url = f"{mirror}/{path.name}.gz"
         try:
-            logging.info("downloading %s", url := f"{mirror}/{path.name}.gz")
+            logging.info("downloading %s", url)
             pooch.retrieve(url, sha256, path.name, path.parent, downloader=_get)
             return read(path, sha256)
         except (ConnectionError, ValueError) as error:  # pooch's ValueError: the SHA-256 is another
@@ -122,35 +124,13 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
             failures.append(type(error)(f"{url}: {error}"))
     if wrong := [failure for failure in failures if isinstance(failure, ValueError)]:
         raise DataError(f"{wrong[0]}; try again later, or set --data_dir to your own copy") from wrong[0]
-    reasons = "; ".join(dict.fromkeys(map(str, failures))) or f"none answered in {_ANSWER_SECS:g} s"
-    raise ConnectionError(f"no MNIST mirror could be reached ({reasons})")
+    raise ConnectionError(f"no MNIST mirror could be reached ({'; '.join(map(str, failures))})")
 
 
 def _get(url: str, file: str, _: object) -> None:
     unzipped = _Unzipped("the download")
     try:
-        pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=_READ_SECS)(url, unzipped, None)
+        pooch.HTTPDownloader(sys.stderr.isatty(), 1 << 16, timeout=(_ANSWER_SECS, _READ_SECS))(url, unzipped, None)
     except OSError as error:
         raise ConnectionError(str(error)) from error
     Path(file).write_bytes(unzipped.getvalue())
-
-
-def _answering(mirrors: Sequence[str], file: str, failures: list[Exception]) -> list[str]:
-    found: list[str] = []
-
-    def ask(mirror: str) -> None:
-        try:
-            if not pooch.HTTPDownloader(timeout=_ANSWER_SECS)(f"{mirror}/{file}", "", None, check_only=True):
-                raise FileNotFoundError(f"{mirror} has no {file}")
-            found.append(mirror)
-        except OSError as error:
-            failures.append(error)
-
-    # Daemons: looking up a name can hang for a minute, and nobody should wait for that, not even at exit.
-    threads = [threading.Thread(target=ask, args=(mirror,), daemon=True) for mirror in mirrors]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + _ANSWER_SECS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return found[:]

@@ -164,63 +164,91 @@ def write_arrays(
     Raises:
         DiskFullError: the disk is full.
     """
-    import tensorstore as ts
-
-    context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
-    under_way: deque[tuple[Any, int]] = deque()
-    begun: set[str] = set()
+    writer = _GroupWriter(directory, set() if with_nan is None else with_nan)
     since = time.monotonic()
-
-    def finish() -> int:
-        commit, size = under_way.popleft()
-        commit.result()
-        return size
-
     try:
         for group in _groups(arrays, group_bytes):
-            if begun and pace is not None and pace.others_work():
-                while under_way:
-                    yield finish()
+            if writer.begun and pace is not None and pace.others_work():
+                while writer.under_way:
+                    yield writer.finish()
                 pace.rest(time.monotonic() - since)
             since = time.monotonic()
             step_aside(_TS_THREADS)
-            while len(under_way) >= in_flight:
-                yield finish()
-            transaction = ts.Transaction()
-            opened = []
-            for placed, _ in group:
-                first = placed.key not in begun  # of the blocks of an array: it writes the array's metadata
-                begun.add(placed.key)
-                opened.append(
-                    ts.open(
-                        _write_spec(directory, placed),
-                        open=True,
-                        create=first,
-                        assume_metadata=not first,
-                        context=context,
-                        transaction=transaction,
-                    )
-                )
-            for (placed, array), future in zip(group, opened, strict=True):
-                store = future.result()
-                if not math.prod(placed.full_shape):
-                    # Orbax takes an array without any chunk for one that was lost on the way.
-                    kvstore: Any = store.kvstore
-                    kvstore[".".join("0" for _ in placed.full_shape)] = b""
-                if with_nan is not None and placed.key not in with_nan and has_nan(array):
-                    with_nan.add(placed.key)
-                if array.size:
-                    target = store[placed.region()] if placed.shape else store
-                    target.write(array, can_reference_source_data_indefinitely=True).copy.result()
-            under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
-        while under_way:
-            yield finish()
+            while len(writer.under_way) >= in_flight:
+                yield writer.finish()
+            writer.begin(group)
+        while writer.under_way:
+            yield writer.finish()
     except OpError:
-        raise  # of who gives the arrays, which may come from another task
+        # The arrays may come from another task, whose error says what happened there.
+        raise
     except (ValueError, OSError) as error:
         raise write_error(directory, error) from error
     finally:
-        for commit, _ in under_way:  # whoever cleans up after an error must meet no writer any more
+        writer.abandon()
+
+
+class _GroupWriter:
+    """A writer of groups of arrays, several of which may be on their way to the disk.
+
+    Args:
+        directory: the OCDBT store.
+        with_nan: receives the keys of the arrays in which there is a NaN.
+
+    Attributes:
+        begun: keys of the arrays of which a block was written.
+        under_way: for each group whose commit has not been awaited, the commit and its bytes; the oldest first.
+    """
+
+    def __init__(self, directory: str, with_nan: set[str]) -> None:
+        import tensorstore as ts
+
+        self._ts = ts
+        self._context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
+        self._directory = directory
+        self._with_nan = with_nan
+        self.begun: set[str] = set()
+        self.under_way: deque[tuple[Any, int]] = deque()
+
+    def begin(self, group: Sequence[tuple[ArraySlice, Array]]) -> None:
+        """Writes a group in a transaction and begins to commit it."""
+        transaction = self._ts.Transaction()
+        # All are opened at once: each one that is new writes metadata.
+        opened = [self._open(placed, transaction) for placed, _ in group]
+        for (placed, array), opening in zip(group, opened, strict=True):
+            store = opening.result()
+            if not math.prod(placed.full_shape):
+                # Orbax takes an array without any chunk for one that was lost on the way.
+                store.kvstore[".".join("0" for _ in placed.full_shape)] = b""
+            if placed.key not in self._with_nan and has_nan(array):
+                self._with_nan.add(placed.key)
+            if array.size:
+                target = store[placed.region()] if placed.shape else store
+                target.write(array, can_reference_source_data_indefinitely=True).copy.result()
+        self.under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
+
+    def _open(self, placed: ArraySlice, transaction: Any) -> Any:
+        # Only the first block of an array writes the metadata.
+        first = placed.key not in self.begun
+        self.begun.add(placed.key)
+        return self._ts.open(
+            _write_spec(self._directory, placed),
+            open=True,
+            create=first,
+            assume_metadata=not first,
+            context=self._context,
+            transaction=transaction,
+        )
+
+    def finish(self) -> int:
+        """Waits until the oldest group is on disk; returns its bytes."""
+        commit, size = self.under_way.popleft()
+        commit.result()
+        return size
+
+    def abandon(self) -> None:
+        """Waits for the groups under way, well or not: a caller that cleans up must meet no writer."""
+        for commit, _ in self.under_way:
             commit.exception()
 
 
