@@ -107,18 +107,25 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     found |= {figure: mean(*names) for figure, names in _MEANS.items()}
     if grown("compute_seconds_total") <= 0:
         found |= dict.fromkeys(f"{part}_ms" for part in _PARTS)
-    behind = [
-        n - o for n, o in zip(now.staleness, before.staleness if before else [0] * len(now.staleness), strict=True)
-    ]
-    updates = sum(behind)
+    if before is not None:
+        found |= _staleness([n - o for n, o in zip(now.staleness, before.staleness, strict=True)])
+    else:
+        found |= _staleness(now.staleness)
     return Figures(
         **found,
-        staleness_mean=sum(i * n for i, n in enumerate(behind)) / updates if updates else None,
-        staleness_max=max((i for i, n in enumerate(behind) if n), default=None),
         queue_depth=now.values.get("queue_depth_max"),
         cpu_percent=(rate("cpu_seconds_total") or 0.0) * 100,
         gauges={name: value for name, value in now.values.items() if not name.endswith("_total")},
     )
+
+
+def _staleness(behind: Sequence[int]) -> dict[str, Any]:
+    """Returns mean and maximum of the staleness of updates; element i counts those that were i updates behind."""
+    late = [i for i, count in enumerate(behind) if count]
+    if not late:
+        return {}
+    mean = sum(i * behind[i] for i in late) / sum(behind)
+    return {"staleness_mean": mean, "staleness_max": late[-1]}
 
 
 def sizes(count: float) -> str:

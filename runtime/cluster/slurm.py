@@ -63,20 +63,15 @@ class SlurmClusterResolver(ClusterResolver):
                 f"rank {rank} runs on {os.environ['SLURMD_NODENAME']}, not on {places[rank][0]}: "
                 "the ranks must lie in blocks on the nodes, use srun --distribution=block"
             )
-        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) if gpus_per_node is None else gpus_per_node
         own = _group_of(groups, rank)
-        most = max(groups[own].values(), default=0)
-        each = on_node // max(most, 1) if gpus_per_task is None else gpus_per_task
-        if each * most > on_node:
-            raise RuntimeError(
-                f"{most} tasks on a node with {each} GPUs each need more than its {on_node} GPUs: "
-                "lower gpus_per_task or raise srun --gpus-per-node"
-            )
+        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) if gpus_per_node is None else gpus_per_node
+        each = _gpus_of_task(on_node, gpus_per_task, max(groups[own].values(), default=0))
         self._auto_set_gpu = auto_set_gpu
         self._gpus: tuple[int, int, int] | None = None
         if each and rank < len(places):
             node, number = places[rank]
-            number -= sum(nodes.get(node, 0) for nodes in groups[:own])  # those have no part in this group's GPUs
+            # The groups before have no part in this group's GPUs.
+            number -= sum(nodes.get(node, 0) for nodes in groups[:own])
             self._gpus = (number * each, each, on_node)
 
     def cluster_spec(self) -> ClusterSpec:
@@ -84,6 +79,17 @@ class SlurmClusterResolver(ClusterResolver):
         if self._auto_set_gpu and self._gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus)
         return self._cluster_spec
+
+
+def _gpus_of_task(on_node: int, gpus_per_task: int | None, tasks: int) -> int:
+    """Returns the GPUs of each of so many tasks on a node."""
+    each = on_node // max(tasks, 1) if gpus_per_task is None else gpus_per_task
+    if each * tasks > on_node:
+        raise RuntimeError(
+            f"{tasks} tasks on a node with {each} GPUs each need more than its {on_node} GPUs: "
+            "lower gpus_per_task or raise srun --gpus-per-node"
+        )
+    return each
 
 
 def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> str:
