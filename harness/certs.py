@@ -40,22 +40,22 @@ AUTHORITY: Final = "ca"
 AUTHORITY_DAYS: Final = 3650.0
 DAYS: Final = 365.0
 _EARLIER: Final = datetime.timedelta(hours=1)
-"""By how much a certificate begins before now: clocks of hosts differ."""
+"""The time by which a certificate begins before now, because clocks of hosts differ."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 _LONGEST_COMMON_NAME: Final = 64
 _USAGE_ERROR: Final = 2
 CLIENTS: Final = ("observer", "admin")
-"""Roles of those who are no task."""
+"""The roles of clients that are no task."""
 ROLES: Final = ("worker", "chief", "ps", *CLIENTS)
 RUN: Final = "bellwether"
-"""For which run certificates with a role are made, unless another one is named."""
+"""The run of certificates with a role, by default."""
 _RUN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TASK: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,9}")
 
 
 class CertificateError(Exception):
-    """What was asked for cannot be made; says what to do, in one line."""
+    """An impossible request. The message says in one line what to do."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class CA:
     """A certificate authority: it signs the certificates of one cluster.
 
     Attributes:
-        certificate: of the CA.
-        key: what it signs with.
+        certificate: Certificate of the CA.
+        key: Key with which the CA signs.
     """
 
     certificate: x509.Certificate
@@ -72,7 +72,7 @@ class CA:
 
     @classmethod
     def make(cls, days: float = AUTHORITY_DAYS) -> CA:
-        """A new one, of no relation to any other."""
+        """Makes a CA that is related to no other."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         name = _name(f"Bellwether CA {secrets.token_hex(4)}")
@@ -83,10 +83,10 @@ class CA:
 
     @classmethod
     def load(cls, directory: Path) -> CA:
-        """That of a directory.
+        """Reads the CA of a directory.
 
         Raises:
-            CertificateError: it cannot be had there.
+            CertificateError: The directory has no CA that can be read.
         """
         try:
             certificate = x509.load_pem_x509_certificate((directory / f"{AUTHORITY}.pem").read_bytes())
@@ -102,20 +102,25 @@ class CA:
         return cls(certificate, key)
 
     def pem(self) -> tuple[bytes, bytes]:
-        """Key and certificate."""
+        """Returns key and certificate as PEM."""
         return _pem(self.key, self.certificate)
 
     def issue(
         self, names: Sequence[str], end: datetime.datetime, begin: datetime.datetime | None = None, role: str = ""
     ) -> tuple[bytes, bytes]:
-        """A key, and a certificate for it that both sides of a connection may show, as PEM.
+        """Makes a key, and a certificate for both sides of a connection.
+
+            key, certificate = CA.make().issue(["ps0", "10.0.0.7"], end)
 
         Args:
-            names: host names and addresses, one at least.
-            end: until when it holds; not longer than the CA itself.
-            begin: since when; an hour ago by default.
-            role: ``bellwether://RUN/ROLE/JOB/INDEX``. Without a role the holder may order everything. With one the
-                certificate has a DNS name too for each task that the holder may serve as, for which clients look.
+            names: Host names and addresses, one at least.
+            end: End of the certificate; that of the CA at the latest.
+            begin: Begin of the certificate; an hour ago by default.
+            role: ``bellwether://RUN/ROLE/JOB/INDEX``. Without a role the holder may give all orders. With a role the
+                certificate has a DNS name too for each task as which the holder may serve. Clients check that name.
+
+        Returns:
+            Key and certificate as PEM.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
@@ -140,10 +145,13 @@ class CA:
 
 
 def parse_hosts(text: str) -> list[list[str]]:
-    """The names of each host that ``--hosts`` lists.
+    """Returns the names of each host that ``--hosts`` lists.
+
+        >>> parse_hosts("ps0,w0+10.0.0.7")
+        [['ps0'], ['w0', '10.0.0.7']]
 
     Raises:
-        CertificateError: there is none, or one is no name and no address.
+        CertificateError: There is no host, or a name is neither a host name nor an address.
     """
     hosts = [[name.strip() for name in host.split("+")] for host in text.split(",") if host.strip()]
     if not hosts:
@@ -163,10 +171,13 @@ def parse_hosts(text: str) -> list[list[str]]:
 
 
 def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
-    """The role in the certificate of each host, as ``bellwether://RUN/ROLE/JOB/INDEX``; empty ones without a role.
+    """Returns the role in the certificate of each host: ``bellwether://RUN/ROLE/JOB/INDEX``, or an empty text.
+
+        >>> parse_roles("worker", "", "worker/1", hosts=1)
+        ['bellwether://bellwether/worker/worker/1']
 
     Raises:
-        CertificateError: a role, run or task is none, or there is not a task for each host.
+        CertificateError: A role, run or task is invalid, or there is not one task for each host.
     """
     if not role:
         if tasks or run:
@@ -196,17 +207,17 @@ def make_certificates(
     """Makes what is missing in a directory: the CA, and a certificate for each host.
 
     Args:
-        out: the directory; it is made if need be, for this user alone.
-        hosts: the names of each; its files are called by the first.
-        days: how long the certificates hold.
-        renew: replace certificates of these hosts that are there.
-        roles: of each host, as ``parse_roles`` gives them; none by default.
+        out: Directory, which is made if need be, for this user alone.
+        hosts: Names of each host. The first name is that of its files.
+        days: Days for which the certificates hold.
+        renew: True replaces existing certificates of these hosts.
+        roles: Roles of the hosts, as ``parse_roles`` returns them; none by default.
 
     Returns:
-        When the certificates end.
+        The end of the certificates.
 
     Raises:
-        CertificateError: some are there already, or the CA cannot be had.
+        CertificateError: Some certificates exist already, or the CA cannot be read.
     """
     files = {names[0]: [out / f"{names[0]}{ending}" for ending in (".key", ".pem")] for names in hosts}
     there = [name for name, paths in files.items() if any(path.exists() for path in paths)]
@@ -228,7 +239,7 @@ def make_certificates(
 
 
 def what_next(out: Path, hosts: Sequence[Sequence[str]], end: datetime.datetime) -> str:
-    """What the user does with the files, in a few lines."""
+    """Returns the next steps of the user, in a few lines."""
     name = hosts[0][0]
     listed = ",".join("+".join(names) for names in hosts)
     return f"""{out} has certificates of {", ".join(names[0] for names in hosts)}, good until {end:%Y-%m-%d}.

@@ -13,11 +13,13 @@ from runtime.lowlevel import explain_flags
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments of a tool.
+    """The parser of a tool's arguments.
+
+        options = Parser("harness.status", "Shows what the tasks do.").parse_args()
 
     Args:
-        program: such as "harness.status".
-        text: what ``--help`` says.
+        program: Module of the tool, such as "harness.status".
+        text: Text of ``--help``.
     """
 
     def __init__(self, program: str, text: str) -> None:
@@ -30,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         self._program = program
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse does; a misspelt flag is named before the one that is missing in its place."""
+        """Parses as argparse does, but names a misspelt flag before a missing flag."""
         known = [flag for action in self._actions for flag in action.option_strings]
         for word in sys.argv[1:] if args is None else args:
             if word == "--":
@@ -43,6 +45,6 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program."""
+        """Ends the program with one line and the exit code "configuration"."""
         print(f"{self._program}: {' '.join(message.split())} (see --help)", file=sys.stderr)
         raise SystemExit(exit_codes.CONFIGURATION.plain)

@@ -167,7 +167,7 @@ def _cluster(command: list[str]) -> int:
 
 
 def _added(command: list[str]) -> int:
-    """Runs workers that join a cluster which is there."""
+    """Runs workers that join a running cluster."""
     held = hold_ports(_WORKERS.value)
     hosts = [f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held]
     first = _FIRST_WORKER.value or 0
@@ -177,7 +177,7 @@ def _added(command: list[str]) -> int:
 
 
 def _per_task(command: list[str]) -> int:
-    """Runs the one task of a cluster that this process is for its engine."""
+    """Runs the task of a cluster for which the engine has started this process."""
     held = hold_ports(1) if _PS_HOSTS.value else []  # of a worker that is added nobody knows the address beforehand
     where = [str(_PS.value), str(_WORKERS.value)]
     if held:
@@ -205,7 +205,7 @@ def _per_task(command: list[str]) -> int:
 
 
 def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
-    """Stops the tasks that this one takes down with it, and leaves for whoever started them why."""
+    """Stops all other tasks of the step, and leaves the reason in --termination_log."""
     if _TERMINATION_LOG.value is not None:
         try:
             with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:  # the first one counts
@@ -248,7 +248,7 @@ def _runner(
 
 
 def run() -> None:
-    """The command ``bellwether-launch``; ends the program with the exit code."""
+    """Runs the command ``bellwether-launch``. Ends the program with the exit code."""
     exit_codes.open_streams()
     app.run(main, flags_parser=_parse)
 

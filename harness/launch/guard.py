@@ -29,7 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Makes this process inherit the orphans among its descendants, so that it can end them."""
+    """Makes this process the parent of the orphans among its descendants, so that ``end_children`` reaches them."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -45,7 +45,7 @@ def end_children() -> None:
 
 
 def main(launcher: int, command: list[str]) -> NoReturn:
-    """Runs `command` until it ends or the process `launcher` does; never returns."""
+    """Runs `command` until the command or the process `launcher` ends. Never returns."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     become_subreaper()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -73,7 +73,7 @@ def main(launcher: int, command: list[str]) -> NoReturn:
 
 
 def _become(command: list[str], guard: int) -> NoReturn:
-    """In the forked child: turns into the task."""
+    """Turns the forked child into the task."""
     try:
         os.setpgid(0, 0)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -101,7 +101,7 @@ def _end_as(returncode: int) -> NoReturn:
 
 
 def signal_group(group: int, signum: int) -> None:
-    """Sends a signal to a process group; nothing when it has ended."""
+    """Sends a signal to a process group. Does nothing when the group has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
 
@@ -115,7 +115,7 @@ def _reap_orphans(task: int) -> None:
 
 
 def _children() -> list[int]:
-    """The numbers of this process's children, zombies included; empty where there is no /proc."""
+    """Returns the ids of this process's children, zombies included. There are none without /proc."""
     me = os.getpid()
     with contextlib.suppress(FileNotFoundError):
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == me]
@@ -132,7 +132,7 @@ def _parent(pid: int) -> int | None:
 
 
 def prctl(option: int, value: int) -> None:
-    """The system call of that name; does nothing off Linux."""
+    """Makes the system call of that name. Does nothing off Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

@@ -29,11 +29,11 @@ class LineBuffer:
 
     @property
     def partial(self) -> bool:
-        """Whether the beginning of a line is waiting for its end."""
+        """True while a line has begun and not ended."""
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[str]:
-        """Adds `data`; returns the lines that are complete now, without their ends."""
+        """Adds `data`. Returns the lines that are complete now, without their ends."""
         self._pending += data
         *whole, rest = self._pending.split(b"\n")
         lines = [piece for line in whole for piece in _wrapped(line)]
@@ -42,7 +42,7 @@ class LineBuffer:
         return self._remember([_clean(line) for line in lines + early])
 
     def flush(self) -> list[str]:
-        """What is left of a line without an end, as a line; nothing when there is none."""
+        """Returns the rest, a line without an end, if there is one."""
         rest, self._pending = self._pending, bytearray()
         return self._remember([_clean(rest)] if rest else [])
 
@@ -61,18 +61,18 @@ def _clean(line: bytearray) -> str:
 
 
 class Printer:
-    """Writes `name | line`, the names aligned, and coloured where that is wanted.
+    """The writer of lines `name | line`, with aligned and perhaps coloured names.
 
-    Nobody's training depends on these lines: those that a full disk does not take are lost, and counted in their place
-    when there is room again.
+    No training depends on these lines. Lines that a full disk does not take are lost. A line with their number takes
+    their place when there is room again.
 
     Attributes:
-        failure: why the last lines could not be written; empty when they were.
-        last: whose lines were written last; empty before the first.
+        failure: The reason why the last lines could not be written; empty when they were.
+        last: The name of the task whose lines were written last; empty before the first.
     """
 
     def __init__(self, stream: BinaryIO | io.RawIOBase, names: Sequence[str], colour: bool) -> None:
-        """Writes to `stream`; `names` are all the names that will come, in the order that gives them colours."""
+        """Prepares prefixes for all `names` that will come. Their order gives the colours."""
         self._stream = getattr(stream, "raw", stream)  # unbuffered: a buffer would write again what has failed
         self._prefixes = {name: _prefix(name, names, colour) for name in names}
         self._lost = 0
@@ -80,14 +80,14 @@ class Printer:
         self.failure = self.last = ""
 
     def shares_output_with(self, other: "Printer") -> bool:
-        """Whether both write to one terminal, or into one file."""
+        """Returns True if both printers write to one terminal, or into one file."""
         return os.path.samestat(os.fstat(self._stream.fileno()), os.fstat(other._stream.fileno()))
 
     def write(self, name: str, lines: Sequence[str]) -> None:
         """Writes `lines` of the task `name`.
 
         Raises:
-            BrokenPipeError: when nobody reads the stream any more.
+            BrokenPipeError: The reader of the stream has gone.
         """
         if not lines:
             return
@@ -119,7 +119,7 @@ def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
 
 
 def wants_colour(choice: str, stream: TextIO) -> bool:
-    """Whether to colour: `choice` is `always`, `never`, or `auto` (a terminal, and NO_COLOR not set)."""
+    """Returns True if names are to be coloured: `always`, or `auto` on a terminal without NO_COLOR."""
     if choice == "auto":
         return stream.isatty() and not os.environ.get("NO_COLOR")
     return choice == "always"

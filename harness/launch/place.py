@@ -27,17 +27,17 @@ LOWEST_PORT, JOBS, TASKS = 10000, 320, 64
 
 @dataclass(frozen=True)
 class Place:
-    """What a launcher of one task needs to know.
+    """The place of one task in its cluster, for the launcher of that task.
 
     Attributes:
-        ps_hosts: addresses (`host:port`) of the ps, by task index.
-        worker_hosts: those of the workers.
-        job: of this task.
-        index: of this task.
-        number: which of the tasks on its host it is, from 0.
-        stop: command that tells the launchers of all tasks to stop.
-        environ: what the task is to find in its environment.
-        said: a line for the log; empty for none.
+        ps_hosts: Addresses (`host:port`) of the ps, by task index.
+        worker_hosts: Addresses of the workers, by task index.
+        job: Job of this task.
+        index: Index of this task.
+        number: Number of this task among those of its host, from 0.
+        stop: Command that stops the launchers of all tasks.
+        environ: Variables that are added to the environment of the task.
+        said: Line for the log; empty for none.
     """
 
     ps_hosts: tuple[str, ...]
@@ -51,14 +51,14 @@ class Place:
 
 
 class ForAllError(RuntimeError):
-    """A mistake that every task of the step finds: the first of them says it."""
+    """A mistake that every task of the step finds. Only the first task reports it."""
 
 
 def _step(tasks: int, asked: str) -> None:
-    """Sees that this is a task of a Slurm step of so many tasks.
+    """Checks that this process is a task of a Slurm step of so many tasks.
 
     Raises:
-        RuntimeError: it is not; one line that says what to do.
+        RuntimeError: The process is no such task. One line says what to do.
     """
     if "SLURM_PROCID" not in os.environ:
         raise RuntimeError("SLURM_PROCID is not set: --per_task runs in a Slurm step, start it with srun")
@@ -134,7 +134,7 @@ def in_slurm(ps: int, workers: int) -> Place:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the place of this task among so many ps and workers, or added workers; gives the exit code."""
+    """Prints the place of this task among so many ps and workers, or added workers. Returns the exit code."""
     try:
         if len(argv) == 4:
             first, workers, port = map(int, argv[1:])

@@ -53,7 +53,7 @@ FIRST_WORKER = LaunchTask(WORKER, 0)
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the user may choose; all times in seconds."""
+    """The choices of the user. All times are in seconds."""
 
     max_restarts: int = 3
     grace_secs: float = 40.0
@@ -69,7 +69,7 @@ class LaunchOptions:
 
 
 class TaskPhase(enum.Enum):
-    """Where one task is in its life."""
+    """The state of one task."""
 
     WAITING = "waiting to be started again"
     RUNNING = "running"
@@ -78,7 +78,7 @@ class TaskPhase(enum.Enum):
 
 
 class RunStage(enum.Enum):
-    """Where the whole cluster is in its life; only ever moves down this list."""
+    """The state of the whole cluster, which only moves down this list."""
 
     RUNNING = 0
     STOPPING_WORKERS = 1
@@ -88,7 +88,7 @@ class RunStage(enum.Enum):
 
 @dataclass(frozen=True)
 class LaunchedTask:
-    """One task: `attempt` counts all its starts from 0, `restarts` those that still count against the limit."""
+    """The state of one task. `attempt` counts all starts from 0, `restarts` those that count against the limit."""
 
     phase: TaskPhase
     attempt: int = 0
@@ -102,10 +102,10 @@ class Failure:
     """A task that failed for good.
 
     Attributes:
-        task: which.
-        code: its exit code, 128+signal for a signal.
-        fatal: whether it takes everything down with it.
-        why: a line about it.
+        task: The task.
+        code: Exit code of the task; 128+signal for a signal.
+        fatal: True if the failure ends all other tasks.
+        why: Line for the log.
     """
 
     task: LaunchTask
@@ -116,7 +116,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class LaunchState:
-    """The whole cluster as the launcher sees it."""
+    """The state of the whole cluster, as the launcher knows it."""
 
     tasks: Mapping[LaunchTask, LaunchedTask]
     stage: RunStage = RunStage.RUNNING
@@ -136,7 +136,7 @@ class LaunchState:
 
 @dataclass(frozen=True)
 class Exited:
-    """A task's process ended; `returncode` as in subprocess: negative for a signal."""
+    """The end of a task's process. `returncode` is that of subprocess: negative for a signal."""
 
     task: LaunchTask
     returncode: int
@@ -144,11 +144,11 @@ class Exited:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The launcher itself received a signal that asks it to stop.
+    """A stop signal to the launcher itself.
 
     Attributes:
-        signum: its number.
-        starting: the tasks that do not serve yet, or never will.
+        signum: Number of the signal.
+        starting: Tasks that do not serve yet, or never will.
     """
 
     signum: int
@@ -157,12 +157,12 @@ class Interrupted:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed; nothing else happened."""
+    """The passing of time, without another event."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start this task."""
+    """The instruction to start a task."""
 
     task: LaunchTask
     attempt: int
@@ -170,7 +170,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Send:
-    """Send this signal to this running task; SIGKILL means its whole process tree."""
+    """The instruction to send a signal to a running task. SIGKILL means the whole process tree."""
 
     task: LaunchTask
     signum: int
@@ -178,14 +178,14 @@ class Send:
 
 @dataclass(frozen=True)
 class LogLine:
-    """Tell the user."""
+    """A line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ShowTail:
-    """Show the user the last lines of this task."""
+    """The instruction to show the user the last lines of a task."""
 
     task: LaunchTask
 
@@ -195,13 +195,13 @@ Instruction = Start | Send | LogLine | ShowTail
 
 
 def begin(tasks: Iterable[LaunchTask], now: float) -> tuple[LaunchState, tuple[Instruction, ...]]:
-    """The first state, and the instructions that start every task in the given order."""
+    """Returns the first state, and the instructions that start every task in the given order."""
     states = {task: LaunchedTask(TaskPhase.RUNNING, since=now) for task in tasks}
     return LaunchState(states), tuple(Start(task, 0) for task in states)
 
 
 def next_due(state: LaunchState) -> float | None:
-    """When the next `Tick` is due, on the clock that `react` is given; None when only an event can change anything."""
+    """Returns the time at which the next `Tick` is due, on the clock of `react`; None if only an event counts."""
     due = [task.since for task in state.tasks.values() if task.phase is TaskPhase.WAITING]
     if state.deadline is not None:
         due.append(state.deadline)
@@ -211,7 +211,10 @@ def next_due(state: LaunchState) -> float | None:
 def react(
     state: LaunchState, event: Event, now: float, options: LaunchOptions
 ) -> tuple[LaunchState, tuple[Instruction, ...]]:
-    """The next state and what to do, after `event` at time `now` (seconds on any clock that only goes forward)."""
+    """Returns the next state, and the instructions after `event` at time `now`.
+
+    `now` is in seconds, on any clock that only goes forward.
+    """
     out: list[Instruction] = []
     match event:
         case Exited(task, returncode):
@@ -260,7 +263,7 @@ def _on_failure(
     options: LaunchOptions,
     out: list[Instruction],
 ) -> LaunchState:
-    """Goes on without a task that is not started again, or stops everything."""
+    """Continues without a task that is not started again, or stops all tasks."""
     fatal = task.job == PS or task == (CHIEF if CHIEF in state.tasks else FIRST_WORKER)
     out += [ShowTail(task), LogLine(f"{why}; {'stopping everything' if fatal else 'going on without it'}")]
     state = _with(state, task, replace(state.tasks[task], phase=TaskPhase.FAILED))
@@ -315,7 +318,7 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
 
 
 def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[Instruction]) -> LaunchState:
-    """Moves on to the next stage when nothing keeps the cluster in this one."""
+    """Enters the next stage when no task keeps the cluster in the present stage."""
     if state.stage in (RunStage.RUNNING, RunStage.STOPPING_WORKERS) and not _alive(state, *_awaited(state)):
         state = replace(_drop_waiting(state), stage=RunStage.STOPPING_PS)
         # SIGTERM whatever signal the launcher got, as in _on_signal.
@@ -331,7 +334,7 @@ def _advance(state: LaunchState, now: float, options: LaunchOptions, out: list[I
 def _stop_first(
     state: LaunchState, terminated: frozenset[LaunchTask], now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
-    """Stops who is stopped first: these by SIGTERM, all others by SIGINT."""
+    """Stops the tasks of the first jobs: `terminated` by SIGTERM, the others by SIGINT."""
     out += _stops(state, terminated)
     return replace(_drop_waiting(state), stage=RunStage.STOPPING_WORKERS, deadline=now + options.grace_secs)
 
@@ -347,13 +350,13 @@ def _kill(state: LaunchState, tasks: list[LaunchTask], now: float, out: list[Ins
 
 
 def _first(state: LaunchState) -> tuple[str, ...]:
-    """The jobs that are stopped first: who trains or follows may need the ps; the ps if nobody else is there."""
+    """Returns the jobs that are stopped first. Trainers and evaluators may need the ps, which come first only alone."""
     jobs = (*TRAINERS, EVALUATOR)
     return jobs if any(task.job in jobs for task in state.tasks) else (PS,)
 
 
 def _awaited(state: LaunchState) -> tuple[str, ...]:
-    """The jobs whose tasks keep the run going: who trains; those of a launcher that has none of them."""
+    """Returns the jobs whose tasks keep the run alive: the trainers, or all first jobs where there is no trainer."""
     return TRAINERS if any(task.job in TRAINERS for task in state.tasks) else _first(state)
 
 
@@ -369,7 +372,7 @@ def _drop_waiting(state: LaunchState) -> LaunchState:
 
 
 def _running(state: LaunchState, *jobs: str) -> list[LaunchTask]:
-    """The running tasks of some jobs; of all without any."""
+    """Returns the running tasks of some jobs, or of all jobs."""
     return [
         task for task, was in state.tasks.items() if was.phase is TaskPhase.RUNNING and (not jobs or task.job in jobs)
     ]
@@ -380,12 +383,12 @@ def _with(state: LaunchState, task: LaunchTask, new: LaunchedTask) -> LaunchStat
 
 
 def exit_code_of(returncode: int) -> int:
-    """A subprocess return code as a shell reports it: 128+signal for a signal."""
+    """Returns a subprocess return code as a shell reports it: 128+signal for a signal."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def describe(returncode: int) -> str:
-    """A subprocess return code in words."""
+    """Returns a subprocess return code in words."""
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:

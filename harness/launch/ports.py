@@ -11,7 +11,9 @@ _LOOK_SECS = 1.0
 
 
 def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
-    """Binds `count` free TCP ports from `lowest` on, on all interfaces; close a socket just before its task starts.
+    """Binds `count` free TCP ports from `lowest` on, on all interfaces.
+
+    Close a socket just before its task starts.
 
     The ports lie outside the range that the system hands out by itself where that leaves room, so that between the
     close and the task's own bind no outgoing connection and no other program's "any port" can take them. The sockets
@@ -31,7 +33,7 @@ def hold_ports(count: int, lowest: int = LOWEST) -> list[socket.socket]:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different TCP ports that nobody listens on, as ``hold_ports`` finds them, held no longer.
+    """Returns `count` different free TCP ports, which ``hold_ports`` has found and which are held no longer.
 
     Raises:
         OSError: if the system has no port to give.
@@ -41,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def listens(address: str) -> bool:
-    """Whether somebody listens at an address (``host:port``)."""
+    """Returns True if a process listens at an address (``host:port``)."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECS).close()
@@ -68,7 +70,7 @@ def _hold_one(lowest: int, highest: int) -> socket.socket:
 
 
 def _highest_quiet() -> int:
-    """The last of the ports below those that the system hands out by itself; 0 where nobody knows."""
+    """Returns the last port below those that the system hands out by itself; 0 where that is unknown."""
     try:
         first = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
     except OSError:

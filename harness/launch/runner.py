@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 16
 
 
 class _Process:
-    """A running task: its guard, and what it has written so far."""
+    """A running task: its guard, and its output so far."""
 
     def __init__(self, popen: subprocess.Popen[bytes], lines: LineBuffer) -> None:
         assert popen.stdout is not None
@@ -41,7 +41,7 @@ class _Process:
         self.show_partial_at: float | None = None
 
     def read(self) -> tuple[list[str], bool]:
-        """The lines that are complete now, and whether more may follow later."""
+        """Returns the lines that are complete now, and True while more may follow."""
         data: bytes | None = self.output.read(_READ_BYTES)  # Unbuffered: None when there is nothing yet.
         if data is None:
             return [], True
@@ -53,7 +53,7 @@ class _Process:
         return whole, bool(data)
 
     def read_rest(self) -> list[str]:
-        """Everything left in the pipe of a process that has ended, the unfinished line too."""
+        """Returns all lines left in the pipe of an ended process, the unfinished line too."""
         lines: list[str] = []
         while data := self.output.read(_READ_BYTES):
             lines += self.lines.feed(data)
@@ -61,7 +61,7 @@ class _Process:
         return lines + self.lines.flush()
 
     def flush_partial(self, now: float) -> list[str]:
-        """The unfinished line when it has waited long enough."""
+        """Returns the unfinished line after PARTIAL_LINE_SECS."""
         if self.show_partial_at is None or now < self.show_partial_at:
             return []
         self.show_partial_at = None
@@ -69,7 +69,7 @@ class _Process:
 
 
 class Runner:
-    """Runs the tasks of a cluster, or one of them, from start to end."""
+    """The event loop that runs the tasks of a cluster, or one task, from start to end."""
 
     def __init__(
         self,
@@ -83,17 +83,17 @@ class Runner:
         tasks_out: Printer,
         messages: Printer,
     ) -> None:
-        """Takes everything it needs; starts nothing.
+        """Keeps the arguments. Starts nothing.
 
         Args:
-            command: the program and its arguments, the same for every task.
-            topology: where the tasks of the cluster will listen.
-            tasks: those that this launcher runs, in the order of their start, each with its number on this host.
-            options: restarts and grace periods.
-            held: the sockets that keep the tasks' ports free until their first start.
-            environ: what the tasks find in their environment beside their own.
-            tasks_out: where the tasks' lines go.
-            messages: where the launcher's own lines go, under the name LAUNCHER_NAME, and the last lines of a task
+            command: Program and arguments, the same for every task.
+            topology: Addresses of all tasks of the cluster.
+            tasks: Tasks of this launcher, in the order of their start, each with its number on this host.
+            options: Restarts and grace periods.
+            held: Sockets that keep the tasks' ports free until the first start.
+            environ: Environment of the tasks, beside what the launcher sets.
+            tasks_out: Printer of the tasks' lines.
+            messages: Printer of the launcher's own lines, under the name LAUNCHER_NAME, and of the last lines of a task
                 that failed for good.
         """
         self._command = command
@@ -112,10 +112,12 @@ class Runner:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
-        """Runs until every task is done; returns the exit code. No task is left when this returns or raises.
+        """Runs until every task is done. Returns the exit code.
+
+        No task is left when the call returns or raises.
 
         Raises:
-            OSError: if the system cannot start one more process.
+            OSError: The system cannot start one more process.
         """
         with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
             at_end.callback(self._abandon)
@@ -134,7 +136,7 @@ class Runner:
             return state.exit_code
 
     def _selector_wait(self, due: float | None) -> None:
-        """Sleeps until something happens or time is due; shows what the tasks wrote meanwhile."""
+        """Sleeps until an event comes or time is due. Shows the lines that came meanwhile."""
         times = [process.show_partial_at for process in self._processes.values()] + [due]
         earliest = min((at for at in times if at is not None), default=None)
         timeout = None if earliest is None else max(0.0, earliest - time.monotonic())
@@ -149,7 +151,7 @@ class Runner:
             self._show(task, process.flush_partial(time.monotonic()))
 
     def _received(self, wake: socket.socket) -> list[Event]:
-        """The requests to stop that arrived since the last time."""
+        """Returns the stop signals since the last call."""
         with contextlib.suppress(BlockingIOError):
             signums = wake.recv(_READ_BYTES)
             stops = [signum for signum in signums if signum in STOP_SIGNALS]
@@ -158,11 +160,11 @@ class Runner:
         return []
 
     def _starting(self) -> frozenset[LaunchTask]:
-        """The tasks at whose port nobody listens, or that have none."""
+        """Returns the tasks without a port, and those at whose port no process listens."""
         return frozenset(task for task in self._processes if not listens(self._topology.address(task)))
 
     def _ended(self) -> Iterator[Event]:
-        """The tasks that ended since the last time, with all their output shown."""
+        """Yields the tasks that ended since the last call, with all their output shown."""
         for task, process in list(self._processes.items()):
             returncode = process.popen.poll()
             if returncode is not None:
@@ -232,7 +234,7 @@ class Runner:
         process.output.close()
 
     def _abandon(self) -> None:
-        """Ends what an orderly end leaves nothing of: tasks still running after an error of the launcher itself."""
+        """Ends the tasks that still run after an error of the launcher itself. After an orderly end there are none."""
         for holder in self._held.values():
             holder.close()
         for process in self._processes.values():
@@ -247,7 +249,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _wakeup_socket() -> Iterator[socket.socket]:
-    """A socket that receives the number of every signal of interest as one byte; the old handlers come back after."""
+    """Opens a socket that receives the number of every stop signal and SIGCHLD as one byte. Restores the handlers."""
     count = 0
 
     def count_stops(signum: int, frame: FrameType | None) -> None:

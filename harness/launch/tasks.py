@@ -35,17 +35,17 @@ PS_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """The addresses (`host:port`) of a cluster's tasks, by task index; empty where a task's is not known."""
+    """The addresses (`host:port`) of a cluster's tasks, by task index. An unknown address is empty."""
 
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
     chief_hosts: tuple[str, ...] = ()
     """Of the one task of job chief, where the chief is not worker 0."""
     evaluators: int = 0
-    """How many evaluators there are; they have no address, as they serve nobody."""
+    """Number of evaluators. They have no address, because they serve no task."""
 
     def tasks(self) -> list[LaunchTask]:
-        """Every task, the ps tasks first, as the workers need them."""
+        """Returns every task. The ps tasks come first, because the workers need them."""
         sizes = (
             (PS, len(self.ps_hosts)),
             (CHIEF_JOB, len(self.chief_hosts)),
@@ -55,16 +55,17 @@ class Topology:
         return [LaunchTask(job, index) for job, size in sizes for index in range(size)]
 
     def address(self, task: LaunchTask) -> str:
-        """Where a task listens; empty where that is not known, and for evaluators."""
+        """Returns the address of a task; empty where that is unknown, and for evaluators."""
         hosts = {PS: self.ps_hosts, CHIEF_JOB: self.chief_hosts, WORKER: self.worker_hosts}.get(task.job, ())
         return hosts[task.index] if task.index < len(hosts) else ""
 
 
 def takes_flags(command: Sequence[str]) -> bool:
-    """Whether a task is told by flags who it is; else by its environment alone.
+    """Returns True if a task learns from flags which task it is, and not from its environment alone.
 
-    A Python program whose own file calls ``join_cluster`` is not given flags: it need not know them, and may refuse
-    what it does not know. All others are. A module is looked for in this directory and on the launcher's own path.
+    A Python program whose own file calls ``join_cluster`` gets no flags. Such a program need not know them, and may
+    refuse unknown flags. All other programs get flags. A module is looked for in this directory and on the launcher's
+    path.
     """
     for argument, following in zip(command[1:], [*command[2:], ""], strict=False):
         if argument == "-m":
@@ -80,7 +81,7 @@ def takes_flags(command: Sequence[str]) -> bool:
 
 
 def arguments(command: Sequence[str], topology: Topology, task: LaunchTask) -> list[str]:
-    """The command line of one task; a bare `python` is the interpreter that runs the launcher."""
+    """Returns the command line of one task. A bare `python` is the interpreter of the launcher."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     if not takes_flags(command):
         return [program, *command[1:]]
@@ -103,15 +104,15 @@ def environment(
     number: int | None = None,
     gpus_per_worker: int = 0,
 ) -> dict[str, str]:
-    """The environment of one task.
+    """Returns the environment of one task.
 
     Args:
-        base: what it begins with.
-        topology: the cluster, which TF_CONFIG tells the task.
-        task: whose environment it is.
-        attempt: 0 for the first start.
-        number: which of the tasks on its host it is; by default its place in the topology.
-        gpus_per_worker: how many of the visible GPUs each worker gets for itself; 0 leaves all to all.
+        base: Environment to begin with.
+        topology: Cluster, which goes into TF_CONFIG.
+        task: The task.
+        attempt: Number of earlier starts; 0 for the first start.
+        number: Number of the task among those of its host; by default its place in the topology.
+        gpus_per_worker: Number of visible GPUs that each worker gets for itself; 0 leaves all to all.
     """
     number = topology.tasks().index(task) if number is None else number
     jobs = {PS: topology.ps_hosts, CHIEF_JOB: topology.chief_hosts, WORKER: topology.worker_hosts}
@@ -133,25 +134,28 @@ def environment(
 
 
 def attempt(environ: Mapping[str, str]) -> int:
-    """How often a task was started before, by its environment; 0 for the first start and where nobody counts."""
+    """Returns the number of earlier starts of a task, by its environment; 0 where no launcher counts."""
     return int(environ.get(ATTEMPT_VARIABLE, "0"))
 
 
 def launcher_ends_ps(environ: Mapping[str, str]) -> bool:
-    """Whether the ps tasks of a task's cluster are ended by its launcher, when the workers have ended."""
+    """Returns True if the launcher of a task ends the ps tasks when the workers have ended."""
     return ATTEMPT_VARIABLE in environ and PER_TASK_VARIABLE not in environ
 
 
 def gpus(visible: str | None, index: int, each: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a worker that has GPUs of its own.
+    """Returns CUDA_VISIBLE_DEVICES of a worker that has GPUs for itself.
+
+        >>> gpus("4,5,6,7", index=1, each=2)
+        '6,7'
 
     Args:
-        visible: the launcher's own; None for all of the machine, by number.
-        index: of the worker.
-        each: how many it gets.
+        visible: The launcher's own CUDA_VISIBLE_DEVICES; None for all GPUs of the machine, by number.
+        index: Index of the worker.
+        each: Number of GPUs of each worker.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: There are not so many.
     """
     first, end = index * each, (index + 1) * each
     if visible is None:
@@ -163,7 +167,7 @@ def gpus(visible: str | None, index: int, each: int) -> str:
 
 
 def watching(topology: Topology, command: Sequence[str]) -> list[str]:
-    """The commands that show what this cluster does, in the words of the launcher's log."""
+    """Returns lines for the launcher's log: the commands that show what this cluster does."""
     some_task = (topology.ps_hosts or topology.worker_hosts)[0]
     lines = [f"what the tasks do: python -m harness.status --target={some_task} --watch"]
     for argument, following in zip(command, [*command[1:], ""], strict=True):
@@ -176,12 +180,14 @@ def watching(topology: Topology, command: Sequence[str]) -> list[str]:
 
 
 def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a command under a guard, which ends its whole process tree with it, and with the thread that calls this.
+    """Starts a command under a guard.
+
+    The guard ends the whole process tree when the command ends, and when the calling thread ends.
 
     Args:
-        command: program and arguments.
-        env: its environment.
-        **options: further ones of ``subprocess.Popen``.
+        command: Program and arguments.
+        env: Environment of the command.
+        **options: Further options of ``subprocess.Popen``.
     """
     script = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
     # Blocked while the guard starts, so that an early signal waits for it instead of ending it half-way.
@@ -195,6 +201,6 @@ def start_guarded(command: Sequence[str], env: Mapping[str, str], **options: Any
 
 
 def claimed_flags(command: Sequence[str]) -> list[str]:
-    """The arguments in `command` that set a flag which the launcher sets itself."""
+    """Returns the arguments in `command` that set a flag of the launcher's own."""
     names = {f"{dashes}{flag}" for flag in OWN_FLAGS for dashes in ("-", "--")}
     return [argument for argument in command if argument.partition("=")[0] in names]

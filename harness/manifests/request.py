@@ -31,17 +31,17 @@ class ClusterRequest:
     """A cluster to be started by an engine.
 
     Attributes:
-        ps: how many ps.
-        workers: how many tasks train, the chief among them.
-        model_bytes: all variables that are trained.
-        name: of the job and of all that belongs to it.
-        image: of the containers.
-        gpus: for each worker.
-        evaluators: how many, 0 or 1.
-        command: program and arguments of every task.
-        elastic: workers come and go: their number may be changed while they train.
-        exit_codes: whether the command takes ``--exit_codes``, which says in which codes an engine is answered.
-        job: what the sizes follow from.
+        ps: Number of ps.
+        workers: Number of tasks that train, the chief included.
+        model_bytes: Bytes of all trained variables.
+        name: Name of the job and of all its objects.
+        image: Image of the containers.
+        gpus: GPUs of each worker.
+        evaluators: Number of evaluators, 0 or 1.
+        command: Program and arguments of every task.
+        elastic: True if workers come and go. Then the number of workers may change while they train.
+        exit_codes: True if the command takes ``--exit_codes``, the flag that chooses the exit codes for an engine.
+        job: Workload from which the sizes follow.
     """
 
     ps: int
@@ -60,13 +60,13 @@ class ClusterRequest:
     network_bytes_per_s: float = 10e9 / 8
 
     def __post_init__(self) -> None:
-        """Works out the job; raises ValueError as ``Workload`` does."""
+        """Computes the job. Raises ValueError as ``Workload`` does."""
         job = Workload(self.ps, self.workers, self.model_bytes, self.slots, self.compute_secs, self.network_bytes_per_s)
         object.__setattr__(self, "job", job)
 
     @property
     def sizes(self) -> Sizes:
-        """What the tasks need."""
+        """The memory and the cores of the tasks."""
         return sizes(self.job)
 
     @property
@@ -75,29 +75,33 @@ class ClusterRequest:
         return f"{RUNS}/{self.name}"
 
     def arguments(self, scheme: str, *flags: str) -> list[str]:
-        """The command of every task, with the flags that an engine adds."""
+        """Returns the command of every task, with the flags that an engine adds."""
         codes = [f"--exit_codes={scheme}"] if self.exit_codes else []
         flags = (*flags, "--elastic") if self.elastic and self.exit_codes else flags
         return [*self.command, *flags, f"--logdir={self.logdir}", f"--preempt_grace_secs={SAVE_SECS}", *codes]
 
     def environment(self, job: str) -> dict[str, str]:
-        """Returns what the environment of the tasks of a job has beside that of all pods."""
+        """Returns the variables of a job's tasks, beside those of all pods."""
         return {
             **(PS_ENVIRONMENT if job == PS else {}),
             **({"BELLWETHER_DRAIN_SECS": str(PS_DRAIN_SECS)} if job == PS else {}),
         }
 
     def memory_mib(self, job: str) -> int:
-        """Memory of a task, in MiB, rounded up to 64."""
+        """Returns the memory of a task in MiB, rounded up to a multiple of 64."""
         needed = self.sizes.ps_bytes if job == PS else self.sizes.worker_bytes
         return math.ceil(needed / MIB / 64) * 64
 
     def cores(self, job: str) -> float:
-        """Cores to ask for: what the steps keep busy on a ps and a half for gRPC and checkpoints; of a worker one."""
+        """Returns the cores of a task.
+
+        A ps has the cores that the steps keep busy, and a half for gRPC and checkpoints. A worker has one, and one for
+        each GPU.
+        """
         return math.ceil((self.sizes.ps_cores + 0.5) * 10) / 10 if job == PS else 1.0 + self.gpus
 
     def values(self, engine: str) -> dict[str, object]:
-        """Returns what the templates of all engines fill in."""
+        """Returns the values that the templates of all engines fill in."""
         found, tasks = self.sizes, self.ps + self.workers
         mib, cores = (max(of(PS), of(WORKER)) for of in (self.memory_mib, self.cores))
         flags = f"--for={engine} --ps={self.ps} --workers={self.workers} --model_mb={self.model_bytes / 1e6:g}"

@@ -12,7 +12,7 @@ MIB = 2**20
 PROCESS_BYTES = 740 * MIB
 """A process with its compiled programs: of the ps of docs/memory.md, which holds 128 variables."""
 HEADROOM = 7 / 6
-"""A container's limit over what the formula gives (docs/memory.md)."""
+"""The limit of a container, over the sum of the formula (docs/memory.md)."""
 NETWORK_EFFICIENCY = 0.94
 PS_STEP_SECS = 93e-6
 PS_BYTE_SECS = 0.42e-9
@@ -24,19 +24,21 @@ KEPT_CHECKPOINTS = 5 + 1 + 1
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be trained, and on what.
+    """The size of a training job, and of its hosts.
+
+        job = Workload(ps=2, workers=8, model_bytes=400e6)
 
     Attributes:
-        ps: how many ps; variables are spread evenly over them.
-        workers: how many tasks train.
-        model_bytes: all variables that are trained.
-        slots: bytes of optimizer slots for each byte of these: 0 for SGD, 1 for momentum, 2 for Adam.
-        compute_secs: of a worker's step alone, forward and backward.
-        network_bytes_per_s: of every host's card, each way, nominally.
-        activation_bytes: what a worker's step needs beside parameters and gradients, and its data.
+        ps: Number of ps. Variables are spread evenly over them.
+        workers: Number of tasks that train.
+        model_bytes: Bytes of all trained variables.
+        slots: Bytes of optimizer slots for each byte of variables: 0 for SGD, 1 for momentum, 2 for Adam.
+        compute_secs: Seconds of a worker's forward and backward pass.
+        network_bytes_per_s: Nominal rate of every host's network card, each way.
+        activation_bytes: Bytes of a worker's step beside parameters and gradients, and of its data.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
 
     ps: int
@@ -58,15 +60,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the tasks need.
+    """The memory, cores and rate of a job.
 
     Attributes:
-        ps_bytes: memory of each ps: training, and a checkpoint being written.
-        worker_bytes: memory of each worker.
-        ps_cores: that the workers' steps keep busy on each ps, 0 to 1: a ps serves on one.
-        steps_per_s: of all workers together, by the busiest place.
-        busiest: "workers", "ps network" or "ps core".
-        run_bytes: of the run directory.
+        ps_bytes: Memory of each ps while it trains and writes a checkpoint.
+        worker_bytes: Memory of each worker.
+        ps_cores: Cores that the workers' steps keep busy on each ps, 0 to 1. A ps serves on one core.
+        steps_per_s: Steps of all workers together, as the busiest place permits.
+        busiest: Busiest place: "workers", "ps network" or "ps core".
+        run_bytes: Bytes of the run directory.
     """
 
     ps_bytes: int
@@ -78,11 +80,11 @@ class Sizes:
 
 
 def sizes(job: Workload) -> Sizes:
-    """What a job needs.
+    """Returns the memory, cores and rate of a job.
 
-    A ps: ``B + P + S + (W + 1) P`` while ``W`` workers train and ``P + S`` more while a checkpoint is written, and a
-    sixth above that. A worker: ``2 P`` of the whole model beside its process and activations. Steps: as many as the
-    workers make if none ever waits, and no more than the busiest place of a ps takes.
+    A ps has ``B + P + S + (W + 1) P`` while ``W`` workers train, ``P + S`` more while a checkpoint is written, and a
+    sixth above that. A worker has ``2 P`` of the whole model beside its process and activations. The steps are those of
+    workers that never wait, bounded by the busiest place of a ps.
     """
     there = job.model_bytes / job.ps
     held = there * (1 + job.slots)

@@ -31,12 +31,12 @@ BIND_VARIABLE = "BELLWETHER_BIND"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process of a task has ended.
+    """The end of a task's process.
 
     Attributes:
-        returncode: as in subprocess.
-        result: what the function has returned, pickled; None if it has not.
-        error: what it has raised, likewise.
+        returncode: Return code, as in subprocess.
+        result: Pickled result of the function; None if it has not returned.
+        error: Pickled error of the function; None if it has not raised.
     """
 
     returncode: int
@@ -48,9 +48,9 @@ class TaskActor:
     """The place of one task on a node.
 
     Args:
-        name: of the task, which Ray puts before its lines.
-        program: the function, pickled, or a command.
-        token: who is let in, where the environment does not say so.
+        name: Name of the task, which Ray puts before its lines.
+        program: Pickled function, or a command.
+        token: Token of the cluster, where the environment names no credential.
     """
 
     def __init__(self, name: str, program: bytes | Sequence[str], token: str) -> None:
@@ -71,7 +71,7 @@ class TaskActor:
         return self._name
 
     def hold(self, before: str) -> str:
-        """An address (`host:port`) of this node for the task: that which it had before, if that is of this node."""
+        """Returns an address (`host:port`) of this node for the task: its earlier address, if that is of this node."""
         host = ray.util.get_node_ip_address()
         host = f"[{host}]" if ":" in host else host
         if before.rpartition(":")[0] == host:
@@ -83,11 +83,11 @@ class TaskActor:
         """Runs the task's process until it ends.
 
         Args:
-            topology: the cluster.
-            task: which task of it this is.
-            attempt: which start, from 0.
-            number: of the task among all.
-            bind: where it listens, if not at its address in the cluster.
+            topology: Cluster.
+            task: Task of this actor.
+            attempt: Number of the start, from 0.
+            number: Number of the task among all.
+            bind: Address at which the task listens, if not that in the cluster.
         """
         while self._held:
             self._held.pop().close()
@@ -109,17 +109,17 @@ class TaskActor:
         return Ended(returncode, _content(self._result), _content(self._error))
 
     def send(self, signum: int) -> None:
-        """Sends the process a signal; SIGKILL means the whole process tree."""
+        """Sends the process a signal. SIGKILL means the whole process tree."""
         if self._popen is not None:
             self._popen.send_signal(guard.KILL_SIGNAL if signum == signal.SIGKILL else signum)
 
     def close(self) -> None:
-        """Removes its files."""
+        """Removes the files of the actor."""
         self._files.cleanup()
 
 
 def _content(path: pathlib.Path) -> bytes | None:
-    """Of a file; None where there is none."""
+    """Returns the content of a file; None if there is no file."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
     return None

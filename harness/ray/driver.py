@@ -37,23 +37,22 @@ from harness.ray.actor import SECURITY_VARIABLE, TaskActor
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 DEFAULT_RESOURCES = {"CPU": 1.0}
 SAY_SECS = 10.0
-"""How often a wait says for what."""
+"""Seconds between two lines about one wait."""
 CLOSE_SECS = 10.0
-"""How long actors may take to remove their files at the end."""
+"""Seconds that actors may take to remove their files at the end."""
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
 class TaskFailedError(RuntimeError):
-    """A task has failed for good; what it has raised is the cause.
+    """The failure of a task for good. The task's own error is the cause.
 
     Attributes:
-        task: such as "worker/0".
-        exit_code: its own, 128 and the number of the signal that has ended it.
-        results: what the workers have returned, by index; None of those that have not.
+        task: Name of the task, such as "worker/0".
+        exit_code: Exit code of the task; 128+signal for a signal.
+        results: Results of the workers, by index; None for a worker that has not returned.
     """
 
     def __init__(self, message: str, task: str, exit_code: int, results: Sequence[Any]) -> None:
-        """See the class."""
         super().__init__(message)
         self.task, self.exit_code, self.results = task, exit_code, list(results)
 
@@ -77,24 +76,24 @@ def run(
     actors. Ctrl-C and SIGTERM go to the workers, and then to the ps; a second one kills.
 
     Args:
-        program: a function without arguments (``functools.partial`` gives it some), which Ray's cloudpickle takes
-            along; or a command, which is given the flags that ``harness.launch`` gives.
-        ps: how many ps.
-        workers: how many workers; worker 0 is the chief.
-        evaluators: how many evaluators, which nobody waits for.
-        resources: what each task of a job needs of its node, in Ray's words: ``{"worker": {"CPU": 2, "GPU": 1}}``. One
-            CPU where nothing is said.
-        strategy: how Ray is to place the tasks: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        max_restarts: how often one task is started again before it has failed for good; those count that were not
-            preempted, and not those before it ran for a minute.
-        grace_secs: how long tasks that are told to stop may take.
+        program: Function without arguments (``functools.partial`` binds some), which Ray's cloudpickle takes along; or
+            a command, which gets the flags of ``harness.launch``.
+        ps: Number of ps.
+        workers: Number of workers; worker 0 is the chief.
+        evaluators: Number of evaluators, for which no task waits.
+        resources: Resources of each task of a job on its node, in Ray's words: ``{"worker": {"CPU": 2, "GPU": 1}}``.
+            One CPU by default.
+        strategy: Ray's strategy of placement: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        max_restarts: Number of restarts of one task before it has failed for good. Preemptions do not count, nor
+            restarts before a run of a minute.
+        grace_secs: Seconds that tasks may take to stop.
 
     Returns:
-        What the function has returned as each worker, by index; None for a command.
+        The result of the function on each worker, by index; None for a command.
 
     Raises:
-        ValueError: an argument makes no sense; says which.
-        TaskFailedError: a task has failed for good.
+        ValueError: An argument is invalid. The message names it.
+        TaskFailedError: A task has failed for good.
         KeyboardInterrupt: Ctrl-C, after all tasks have ended.
         SystemExit: SIGTERM, likewise, with the exit code of "preempted".
     """
@@ -124,20 +123,20 @@ def run(
 
 @dataclass
 class _Seat:
-    """What the driver knows of a task.
+    """The state of a task, as the driver knows it.
 
     Attributes:
-        number: its number among all, which is that of its bundle.
-        actor: its actor; None when it has died.
-        address: the one that the cluster knows.
-        place: the address that its actor holds. A worker that has moved keeps the one that the cluster knows, as the
-            others were told of it; only who asks for its status looks for a worker there.
-        attempt: which start of it is under way.
-        placing: whether its actor has not told yet where it is.
-        runs: whether its process was started and has not been heard of again.
-        moving: whether it was ended because a ps has moved.
-        result: what it has returned.
-        error: what it has raised last.
+        number: Number of the task among all, which is that of its bundle.
+        actor: Actor of the task; None when it has died.
+        address: Address that the cluster knows.
+        place: Address that the actor holds. A worker that has moved keeps the address that the cluster knows. Only
+            clients that ask for the worker's status look there.
+        attempt: Number of the present start.
+        placing: True until the actor has reported its place.
+        runs: True from the start of the process until its end is reported.
+        moving: True if the process was ended because a ps has moved.
+        result: Result of the task.
+        error: Last error of the task.
     """
 
     number: int
@@ -154,7 +153,7 @@ class _Seat:
 
 @dataclass(frozen=True)
 class _Placed:
-    """An actor has answered with the task's address, or has not."""
+    """An actor's answer with the address of its task, or its failure to answer."""
 
     task: LaunchTask
     actor: Any
@@ -163,7 +162,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _Ended:
-    """An actor has answered how the task's process has ended, or has not."""
+    """An actor's answer about the end of the task's process, or its failure to answer."""
 
     task: LaunchTask
     actor: Any
@@ -198,7 +197,7 @@ class _Cluster:
         self._say_at = 0.0
 
     def run(self) -> list[Any]:
-        """Runs to the end; see the function."""
+        """Runs the tasks to their end; see the function ``run``."""
         self._place_all()
         self._say_where()
         state, instructions = policy.begin(self._seats, time.monotonic())
@@ -218,7 +217,7 @@ class _Cluster:
         return results
 
     def close(self) -> None:
-        """Ends the actors, and what still runs below them."""
+        """Ends the actors, and all processes below them."""
         actors = [seat.actor for seat in self._seats.values() if seat.actor is not None]
         if actors:
             ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSE_SECS)
@@ -263,7 +262,7 @@ class _Cluster:
         )
 
     def _place(self, task: LaunchTask) -> None:
-        """Makes an actor for a task, in its bundle; its address comes as an event."""
+        """Makes an actor for a task, in its bundle. The address comes as an event."""
         seat = self._seats[task]
         seat.placing = True
         needed = dict(self._bundles[task])
@@ -305,7 +304,7 @@ class _Cluster:
         reference.future().add_done_callback(lambda answer: self.events.put(event(answer)))
 
     def _next(self, due: float | None) -> Iterator[policy.Event]:
-        """Waits for an event, or until time is due; gives what it means for the policy."""
+        """Waits for an event, or until time is due. Yields the events of the policy."""
         placing = [task for task, seat in self._seats.items() if seat.placing]
         soonest = min((secs for secs in (due, self._say_at if placing else None) if secs is not None), default=None)
         try:
@@ -356,7 +355,7 @@ class _Cluster:
         yield policy.Exited(task, -signal.SIGTERM if killed else ended.returncode)
 
     def _lost(self, task: LaunchTask, error: RayError) -> policy.Exited:
-        """The actor is gone, and with it the process of the task."""
+        """Records the loss of an actor, and so of its task's process."""
         seat = self._seats[task]
         ray.kill(seat.actor)  # it may only be out of reach: then it ends before another takes its place
         seat.actor, seat.runs, seat.error = None, False, error
@@ -419,14 +418,14 @@ def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
 
 
 def _stopped(signum: int) -> BaseException:
-    """What a run that was told to stop raises at its end."""
+    """Returns the error that a stopped run raises at its end."""
     if signum == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(exit_codes.code(exit_codes.PREEMPTED))
 
 
 def _free() -> str:
-    """What the nodes have to give, without Ray's own markers of nodes and bundles."""
+    """Describes the free resources of the nodes, without Ray's own markers of nodes and bundles."""
     markers = ("node:", "bundle_group_")
     free = {name: amount for name, amount in ray.available_resources().items() if not name.startswith(markers)}
     return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(free.items())) or "nothing"

@@ -16,7 +16,7 @@ from harness import exit_codes
 
 
 def main(function_file: pathlib.Path, result_file: pathlib.Path, error_file: pathlib.Path) -> int:
-    """Calls the function; gives the exit code."""
+    """Calls the function. Returns the exit code."""
     function = cloudpickle.loads(function_file.read_bytes())
     try:
         result = function()
@@ -35,7 +35,7 @@ def main(function_file: pathlib.Path, result_file: pathlib.Path, error_file: pat
 
 
 def _pickled(error: Exception, text: str) -> bytes:
-    """An error with its traceback as a note; where it cannot be pickled, one that has its words."""
+    """Pickles an error with its traceback as a note. An error that cannot be pickled becomes a RuntimeError."""
     error.add_note(text)
     try:
         whole: bytes = cloudpickle.dumps(error)
@@ -49,7 +49,7 @@ def _pickled(error: Exception, text: str) -> bytes:
 
 
 def _leave(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file whole or not at all: the process may be killed at any moment."""
+    """Writes a file whole or not at all, because the process may be killed at any moment."""
     half = path.with_suffix(".half")
     half.write_bytes(content)
     os.replace(half, path)

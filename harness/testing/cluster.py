@@ -47,9 +47,9 @@ class Injected:
     """A fault that was injected.
 
     Attributes:
-        fault: what it was.
-        at: ``time.monotonic()`` when.
-        skipped: why it was not injected after all; empty when it was.
+        fault: The fault.
+        at: ``time.monotonic()`` of the injection.
+        skipped: Reason why the fault was not injected after all; empty when it was.
     """
 
     fault: Fault
@@ -58,26 +58,26 @@ class Injected:
 
 
 class LocalCluster:
-    """Real processes, one per task, that are started with the cluster flags as ``harness.launch`` does.
+    """A cluster of real processes, one per task, with the cluster flags of ``harness.launch``.
 
         with LocalCluster(["python", "train.py"], ps=2, workers=2) as cluster:
             cluster.run(FaultPlan(seed=1).kill("worker", 1, at_step=200).restart("worker", 1))
             assert cluster.wait("worker:0") == 0
 
-    On leaving, every process is ended; nothing of them is left.
+    At the end of the block every process is ended.
 
     Args:
-        command: program and arguments; a bare ``python`` is this interpreter. The flags --ps_hosts, --worker_hosts,
+        command: Program and arguments; a bare ``python`` is this interpreter. The flags --ps_hosts, --worker_hosts,
             --job_name and --task_index are added.
-        ps: number of ps tasks.
-        workers: number of workers.
-        env: environment variables beside those of this process.
-        links: put a network between the tasks that can be cut.
-        preload: modules that are imported once, for all tasks of all clusters of this process, when the command is a
-            Python program. A task whose environment differs in what modules read on import, such as JAX's variables,
-            imports them itself.
-        start: start all tasks at once.
-        echo: called with (task, line) for each line that a task writes.
+        ps: Number of ps tasks.
+        workers: Number of workers.
+        env: Environment variables beside those of this process.
+        links: True puts a network between the tasks that can be cut.
+        preload: Modules that are imported once, for all tasks of all clusters of this process. The command must be a
+            Python program. A task whose environment differs in what modules read on import (JAX's variables) imports
+            them itself.
+        start: True starts all tasks at once.
+        echo: Function that is called with (task, line) for each line of a task.
     """
 
     def __init__(
@@ -115,13 +115,11 @@ class LocalCluster:
             raise
 
     def __enter__(self) -> LocalCluster:
-        """Gives the cluster itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends every process."""
         self.close()
 
     def close(self) -> None:
@@ -143,12 +141,14 @@ class LocalCluster:
     def start(self, task: str, **env: str) -> Life:
         """Starts a task, the first time or again.
 
+            cluster.start("worker:1", MODE="slow")
+
         Args:
-            task: its name.
-            **env: environment variables of this start.
+            task: Name of the task, such as "worker:1".
+            **env: Environment variables of this start.
 
         Raises:
-            RuntimeError: it runs already.
+            RuntimeError: The task runs already.
         """
         identity = self._ids[self._name(task)]
         attempt = len(self._processes.lives(task))
@@ -164,20 +164,20 @@ class LocalCluster:
         return self._processes.start(task, argv, environ)
 
     def kill(self, task: str) -> None:
-        """SIGKILL, and waits until it has ended."""
+        """Sends SIGKILL, and waits for the end of the task."""
         self._processes.signal(life := self._alive(task), signal.SIGKILL)
         self._processes.wait(life, TIMEOUT_SECS)
 
     def stop(self, task: str) -> None:
-        """SIGTERM; does not wait."""
+        """Sends SIGTERM. Does not wait."""
         self._processes.signal(self._alive(task), signal.SIGTERM)
 
     def freeze(self, task: str) -> None:
-        """SIGSTOP, until ``thaw``; returns when no thread of the task runs any more."""
+        """Stops a task by SIGSTOP until ``thaw``. Returns when no thread of the task runs."""
         self._processes.freeze(self._alive(task))
 
     def thaw(self, task: str) -> None:
-        """SIGCONT; returns when the task runs again, and does nothing when it has ended."""
+        """Continues a task by SIGCONT. Returns when the task runs again, or has ended."""
         if (life := self._processes.running(self._name(task))) is not None:
             self._processes.thaw(life)
 
@@ -192,31 +192,36 @@ class LocalCluster:
     # -- what they do ------------------------------------------------------------------------------------------
 
     def lives(self, task: str = "") -> list[Life]:
-        """The processes of a task, or of all, in the order of their starts."""
+        """Returns the processes of a task, or of all tasks, in the order of their starts."""
         return self._processes.lives(task)
 
     def running(self, task: str) -> bool:
-        """Whether a process of the task runs now."""
+        """Returns True if a process of the task runs now."""
         return self._processes.running(self._name(task)) is not None
 
     def lines(self, task: str, pattern: str = "") -> list[Line]:
-        """The lines that a task has written in all its lives, or those that match."""
+        """Returns the lines that a task has written in all its lives, or those that match."""
         return self._processes.lines(self._name(task), pattern)
 
     def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
-        """Waits for a line that matches, after the one that was found last.
+        """Waits for a line that matches, after the line that was found last.
+
+            step = cluster.expect("worker:0", "step (.*)")[1]
 
         Raises:
-            TimeoutError: no such line came.
-            RuntimeError: the task has ended without it.
+            TimeoutError: No such line came within ``secs``.
+            RuntimeError: The task has ended without such a line.
         """
         return self._processes.expect(self._name(task), pattern, secs)
 
     def wait(self, task: str, secs: float = TIMEOUT_SECS) -> int:
-        """Waits for the end of the last process of a task; gives its exit code, negative for a signal.
+        """Waits for the end of the last process of a task.
+
+        Returns:
+            The exit code, negative for a signal.
 
         Raises:
-            TimeoutError: it did not end.
+            TimeoutError: The process did not end within ``secs``.
         """
         lives = self._processes.lives(self._name(task))
         if not lives:
@@ -224,7 +229,7 @@ class LocalCluster:
         return self._processes.wait(lives[-1], secs)
 
     def step(self) -> int | None:
-        """The global step as the task that holds it tells; None when it cannot be asked now."""
+        """Returns the global step from the task that holds it; None when that task does not answer now."""
         holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(self._ids)
         for task in holders:
             life = self._processes.running(task)
@@ -239,11 +244,14 @@ class LocalCluster:
         return None
 
     def wait_step(self, step: int, secs: float = TIMEOUT_SECS) -> int:
-        """Waits until the global step has reached a number; gives it.
+        """Waits until the global step has reached a number.
+
+        Returns:
+            The global step then.
 
         Raises:
-            TimeoutError: it did not.
-            RuntimeError: no worker runs any more.
+            TimeoutError: The step was not reached within ``secs``.
+            RuntimeError: No worker runs any more.
         """
         deadline = time.monotonic() + secs
         while True:
@@ -265,19 +273,21 @@ class LocalCluster:
         secs: float = 600.0,
         say: Callable[[str], object] = lambda text: print(text, flush=True),
     ) -> list[Injected]:
-        """Injects the faults of a plan, one after the other, and waits until all that do not last for ever have ended.
+        """Injects the faults of a plan, one after the other.
+
+        Waits until all faults that have an end have ended.
 
         Args:
-            plan: what is to go wrong; its seed is told.
-            secs: after how long to give up waiting for a fault's step.
-            say: is told of each fault.
+            plan: Faults in their order. The seed is reported.
+            secs: Seconds until the wait for a fault's step is given up.
+            say: Function that is called with a line for each fault.
 
         Returns:
-            What was injected. A fault waits for a task that is about to be started again; one whose task does not run
-            at all (or, for a restart, runs) is skipped.
+            The injected faults. A fault waits for a task that is about to be started again. A fault is skipped if its
+            task does not run at all; a restart is skipped if the task runs.
 
         Raises:
-            TimeoutError: the step of a fault did not come.
+            TimeoutError: The step of a fault did not come.
         """
         say(f"fault plan: seed {plan.seed}")
         began = last = time.monotonic()
@@ -309,7 +319,7 @@ class LocalCluster:
         return step is not None and step >= fault.at_step
 
     def _go_on(self, undo: list[tuple[float, Fault]]) -> None:
-        """Waits a moment, and ends the faults that have lasted as long as they were to."""
+        """Waits a moment, and ends the faults whose time is over."""
         self._pause(_POLL_SECS)
         self._undo(undo, time.monotonic())
 
@@ -318,7 +328,7 @@ class LocalCluster:
             self._processes.changed.wait(secs)
 
     def _inject(self, fault: Fault) -> str:
-        """Makes a fault happen; gives why not, where it cannot."""
+        """Injects a fault. Returns the reason if that is impossible, else nothing."""
         runs = self.running(fault.task)
         if fault.kind is Kind.RESTART and runs:
             return "it runs"
@@ -372,7 +382,10 @@ class LocalCluster:
         return self._links
 
     def _owner(self, port: int) -> str:
-        """Which task listens on a port: known of the control plane, looked up for the tensor ports."""
+        """Returns the task that listens on a port.
+
+        The ports of the control plane are known. The tensor ports are looked up.
+        """
         for task, address in self.addresses.items():
             if address.endswith(f":{port}"):
                 return task
@@ -391,5 +404,5 @@ class LocalCluster:
 
 
 def _comes_back(task: str, undo: Sequence[tuple[float, Fault]]) -> bool:
-    """Whether a task is about to be started again."""
+    """Returns True if a task is about to be started again."""
     return any(fault.task == task and fault.kind in (Kind.KILL, Kind.STOP) for _, fault in undo)

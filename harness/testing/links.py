@@ -21,10 +21,10 @@ _CLOSE_SECS = 10.0
 
 
 class How(enum.Enum):
-    """How a link is cut."""
+    """The kinds of a cut."""
 
     DROP = "drop"
-    """Nothing gets through and nobody is told, as when packets are lost; what was sent arrives when it heals."""
+    """Nothing gets through, as when packets are lost. What was sent arrives when the link heals."""
     RESET = "reset"
     """Connections are reset, and so are new ones."""
 
@@ -42,11 +42,14 @@ class _Link:
 
 
 class Links:
-    """One proxy per task, all in one thread.
+    """The proxies of all tasks, in one thread.
+
+        links = Links(["worker:0", "ps:0"], lambda port: "ps:0")
+        links.cut("worker:0", "ps:0", How.RESET)
 
     Args:
-        tasks: the tasks' names.
-        owner: tells which task listens on a port, "" for none of them.
+        tasks: Names of the tasks.
+        owner: Function that returns the task that listens on a port, "" for none of them.
     """
 
     def __init__(self, tasks: list[str], owner: Callable[[int], str]) -> None:
@@ -66,7 +69,7 @@ class Links:
         self._wait(self._set(one, other, how))
 
     def heal(self, one: str, other: str) -> None:
-        """Ends a cut; does nothing when there is none."""
+        """Ends a cut. Does nothing when there is none."""
         self._wait(self._set(one, other, None))
 
     def close(self) -> None:
@@ -165,7 +168,7 @@ async def _relay(link: _Link, source: asyncio.StreamReader, sink: asyncio.Stream
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection the rude way: the other end gets a reset, and what was under way is lost."""
+    """Resets a connection. What was under way is lost."""
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 
 
 class Kind(enum.Enum):
-    """What a fault does."""
+    """The kinds of faults."""
 
     KILL = "kill"
     """SIGKILL, as a power cut."""
@@ -39,17 +39,17 @@ _LASTING_SECS = (0.5, 4.0)
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """A fault of a plan.
 
     Attributes:
-        kind: what it is.
-        task: to whom, such as "worker:1".
-        peer: the other end of a cut.
-        at_step: it comes when the global step has reached this; None when it does not wait for one.
-        at_secs: it comes so many seconds after the plan began; None when it does not wait for that.
-        after_secs: seconds after the fault before it in the plan, where neither of those is given.
-        secs: how long a freeze or a cut lasts, or after how long a killed task is started again; None: until told.
-        reset: a cut resets connections instead of letting nothing through.
+        kind: Kind of the fault.
+        task: Name of the task, such as "worker:1".
+        peer: Other end of a cut.
+        at_step: Global step at which the fault comes; None for a fault that waits for no step.
+        at_secs: Seconds after the begin of the plan; None for a fault that waits for no time.
+        after_secs: Seconds after the fault before it in the plan, where neither of those is given.
+        secs: Seconds of a freeze or a cut, or until a killed task is started again; None for no end.
+        reset: True if a cut resets connections instead of letting nothing through.
     """
 
     kind: Kind
@@ -84,7 +84,10 @@ class Fault:
 
 
 class When(TypedDict, total=False):
-    """When a fault comes, as ``Fault`` explains it; right after the one before it has begun when nothing is given."""
+    """The time of a fault, as ``Fault`` explains it.
+
+    By default a fault comes right after the one before it has begun.
+    """
 
     at_step: int | None
     at_secs: float | None
@@ -93,14 +96,14 @@ class When(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Faults in the order in which they come. Every method gives a new plan with one more.
+    """Faults in their order. Every method returns a new plan with one fault more.
 
         FaultPlan(seed=7).kill("worker", 1, at_step=200).restart("worker", 1, after_secs=1).freeze("ps", 0, secs=5)
         FaultPlan().cut("worker:0", "ps:1").kill("ps", 0, after_secs=2).restart("ps", 0).heal("worker:0", "ps:1")
 
     Attributes:
-        seed: seed of what is random; a new one by default.
-        faults: the faults.
+        seed: Seed of random plans; a new one by default.
+        faults: The faults.
     """
 
     seed: int | None = None
@@ -111,37 +114,37 @@ class FaultPlan:
             object.__setattr__(self, "seed", secrets.randbits(32))
 
     def kill(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
-        """SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
+        """Adds a SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
         return self.add(Fault(Kind.KILL, f"{job}:{index}", secs=restart_secs, **when))
 
     def stop(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
-        """SIGTERM to a task, which is started again after ``restart_secs`` if that is given."""
+        """Adds a SIGTERM to a task, which is started again after ``restart_secs`` if that is given."""
         return self.add(Fault(Kind.STOP, f"{job}:{index}", secs=restart_secs, **when))
 
     def freeze(self, job: str, index: int, *, secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
-        """SIGSTOP to a task, for ``secs`` seconds, or until ``thaw``."""
+        """Adds a SIGSTOP to a task, for ``secs`` seconds or until ``thaw``."""
         return self.add(Fault(Kind.FREEZE, f"{job}:{index}", secs=secs, **when))
 
     def thaw(self, job: str, index: int, **when: Unpack[When]) -> FaultPlan:
-        """Lets a frozen task go on."""
+        """Adds the end of a freeze."""
         return self.add(Fault(Kind.THAW, f"{job}:{index}", **when))
 
     def cut(
         self, one: str, other: str, *, secs: float | None = None, reset: bool = False, **when: Unpack[When]
     ) -> FaultPlan:
-        """Cuts the network between two tasks, such as "worker:0" and "ps:1", for ``secs`` seconds or until ``heal``."""
+        """Adds a cut between two tasks, "worker:0" and "ps:1" for example, for ``secs`` seconds or until ``heal``."""
         return self.add(Fault(Kind.CUT, one, other, secs=secs, reset=reset, **when))
 
     def heal(self, one: str, other: str, **when: Unpack[When]) -> FaultPlan:
-        """Ends a cut."""
+        """Adds the end of a cut."""
         return self.add(Fault(Kind.HEAL, one, other, **when))
 
     def restart(self, job: str, index: int, **when: Unpack[When]) -> FaultPlan:
-        """Starts a dead task again."""
+        """Adds the start of a dead task."""
         return self.add(Fault(Kind.RESTART, f"{job}:{index}", **when))
 
     def add(self, fault: Fault) -> FaultPlan:
-        """The plan with one more fault."""
+        """Returns the plan with one fault more."""
         return replace(self, faults=(*self.faults, fault))
 
     @classmethod
@@ -153,13 +156,17 @@ class FaultPlan:
         *,
         seed: int | None = None,
     ) -> FaultPlan:
-        """Faults at random, spread evenly over a time; each task is hit about as often as any other.
+        """Returns a plan of random faults, spread evenly over a time.
+
+            plan = FaultPlan.random(["ps:0", "worker:0"], 10, 60.0, seed=7)
+
+        Each task is hit about as often as any other.
 
         Args:
-            tasks: their names.
-            count: how many faults.
-            over_secs: from the first to the last, seconds.
-            seed: a new one by default.
+            tasks: Names of the tasks.
+            count: Number of faults.
+            over_secs: Seconds from the first fault to the last.
+            seed: Seed; a new one by default.
         """
         plan = cls(seed)
         chance = random.Random(plan.seed)

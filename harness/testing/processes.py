@@ -36,12 +36,12 @@ _FREEZE_POLL_SECS = 0.001
 
 @dataclass(frozen=True)
 class Line:
-    """One line that a task has written.
+    """A line that a task has written.
 
     Attributes:
-        at: ``time.monotonic()`` when it came.
-        life: which start of the task wrote it, from 0.
-        text: without its end.
+        at: ``time.monotonic()`` of its arrival.
+        life: Number of the start of the task that wrote the line, from 0.
+        text: Text without the end of the line.
     """
 
     at: float
@@ -51,17 +51,17 @@ class Line:
 
 @dataclass
 class Life:
-    """One process of a task, from its start to its end.
+    """A process of a task, from its start to its end.
 
     Attributes:
-        task: name of the task, such as "worker:1".
-        number: which start of the task this is, from 0.
-        pid: its process.
+        task: Name of the task, such as "worker:1".
+        number: Number of the start, from 0.
+        pid: Process id.
         started_at: ``time.monotonic()`` of the start.
-        code: exit code, negative for a signal; None while it runs.
-        frozen: whether it is stopped by SIGSTOP.
-        channel: on which the zygote is sent signals for it, and tells of its end.
-        buffer: what it has written of a line that is to go on.
+        code: Exit code, negative for a signal; None while the process runs.
+        frozen: True while the process is stopped by SIGSTOP.
+        channel: Socket on which the zygote receives signals for the process, and reports its end.
+        buffer: Beginning of a line that has not ended.
     """
 
     task: str
@@ -81,18 +81,18 @@ _LINES_ONLY = "PYTHONUNBUFFERED"
 
 
 def read_on_import(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that modules may read when they are imported: a fork comes too late to change it."""
+    """Returns the variables that modules may read on import. A fork comes too late to change these."""
     return {name: value for name, value in env.items() if name.startswith(IMPORT_TIME) and name != _LINES_ONLY}
 
 
 class Zygote:
-    """A process that has imported modules, and from which the tasks of any number of clusters are forked.
+    """A process with imported modules, from which the tasks of any number of clusters are forked.
 
-    Its tasks and itself end with this process, whatever ends that.
+    The zygote and its tasks end with this process, also after ``kill -9``.
 
     Args:
-        preload: the modules.
-        env: its environment.
+        preload: Names of the modules.
+        env: Environment of the zygote.
     """
 
     _lasting: ClassVar[dict[tuple[object, ...], Zygote]] = {}
@@ -115,9 +115,9 @@ class Zygote:
 
     @classmethod
     def lasting(cls, preload: Sequence[str], env: Mapping[str, str]) -> Zygote:
-        """The zygote of this process for these modules: made when first asked for, ended with the process.
+        """Returns the zygote of this process for some modules. It lives as long as this process.
 
-        ``no_leaks`` does not count it. There is one for each set of variables that modules may read on import.
+        ``no_leaks`` does not count the zygote. Each set of variables that modules may read on import has its own.
         """
         key = (tuple(preload), *sorted(read_on_import(env).items()))
         with cls._lock:
@@ -132,7 +132,7 @@ class Zygote:
 
     @classmethod
     def lasting_processes(cls) -> set[int]:
-        """The processes that ``lasting`` keeps; their tasks are not among them, nor what those have left behind."""
+        """Returns the ids of the processes that ``lasting`` keeps, without their tasks and what those left behind."""
         found = set()
         for one in list(cls._lasting.values()):
             if one._popen is not None:
@@ -145,12 +145,12 @@ class Zygote:
 
     @classmethod
     def lasting_threads(cls) -> set[threading.Thread]:
-        """The threads that look after what ``lasting`` keeps."""
+        """Returns the threads of the zygotes that ``lasting`` keeps."""
         return {one._thread for one in list(cls._lasting.values())}
 
     @classmethod
     def lasting_descriptors(cls) -> set[int]:
-        """The descriptors of this process that ``lasting`` keeps open."""
+        """Returns the descriptors of this process that ``lasting`` keeps open."""
         return {one._control.fileno() for one in list(cls._lasting.values())}
 
     @classmethod
@@ -172,10 +172,13 @@ class Zygote:
         self._popen.wait()
 
     def start(self, message: Mapping[str, object], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
-        """Starts a task as the module ``zygote`` describes; gives the socket of its starter, and its process id.
+        """Starts a task as the module ``zygote`` describes.
+
+        Returns:
+            The socket of the starter, and the process id.
 
         Raises:
-            OSError: the zygote has ended, or does not answer.
+            OSError: The zygote has ended, or does not answer.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as on_error:
@@ -191,11 +194,11 @@ class Zygote:
         return ours, int(pid)
 
     def starts(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether it runs a command in a fork of itself; it executes any other, and one whose variables differ."""
+        """Returns True if the zygote runs a command in a fork of itself, and does not execute it."""
         return bool(self.preload) and zygote.can_fork(argv) and read_on_import(env) == read_on_import(self.env)
 
     def close(self) -> None:
-        """Ends it with all its tasks."""
+        """Ends the zygote with all its tasks."""
         self._control.close()
         self._thread.join(_END_SECS)
         if self._thread.is_alive() and self._popen is not None:
@@ -204,11 +207,11 @@ class Zygote:
 
 
 class Processes:
-    """Starts processes from a zygote and reads what they write, in one thread of its own.
+    """The processes of one cluster, whose output one thread reads.
 
     Args:
-        zygote: starts them; it outlives this object.
-        show: called with (task, line) for each line, from the reading thread.
+        zygote: Zygote that starts the processes and outlives this object.
+        show: Function that the reading thread calls with (task, line) for each line.
     """
 
     def __init__(self, zygote: Zygote, show: Callable[[str, str], object] | None = None) -> None:
@@ -246,7 +249,7 @@ class Processes:
         self._selector.close()
 
     def _end(self, life: Life) -> None:
-        """Takes down the end of a process, and all that it has written before."""
+        """Records the end of a process, after the rest of its output."""
         try:
             code = life.channel.recv(zygote.MESSAGE_BYTES)
         except ConnectionError:  # of a signal that came too late; what was sent before it is there still
@@ -260,7 +263,7 @@ class Processes:
             self.changed.notify_all()
 
     def _read(self, fd: int) -> bool:
-        """Reads what is there; False when there is nothing now, or never again."""
+        """Reads the present output. Returns False when there is nothing now, or never again."""
         life = self._open.get(fd)
         if life is None:
             return False
@@ -308,14 +311,14 @@ class Processes:
         """Starts a process of a task and waits until it exists.
 
         Args:
-            task: its name.
-            argv: the command.
-            env: its environment.
-            cwd: its working directory; that of the zygote by default.
-            stdin: a descriptor of this process that becomes its standard input.
+            task: Name of the task.
+            argv: Command.
+            env: Environment.
+            cwd: Working directory; that of the zygote by default.
+            stdin: Descriptor of this process that becomes the standard input.
 
         Raises:
-            RuntimeError: the task runs already, or the cluster is closed.
+            RuntimeError: The task runs already, or the cluster is closed.
         """
         with self.changed:
             if self._closed:
@@ -349,18 +352,18 @@ class Processes:
         return life
 
     def signal(self, life: Life, signum: int) -> None:
-        """Sends a signal to the process group of a process; nothing when it has ended."""
+        """Sends a signal to the process group of a process. Does nothing when the process has ended."""
         with self.changed, contextlib.suppress(OSError):  # it has just ended
             if life.code is None:
                 life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
                 life.channel.send(str(int(signum)).encode())
 
     def freeze(self, life: Life) -> None:
-        """Stops a process by SIGSTOP; returns when no thread of it runs, or it has ended. Raises TimeoutError."""
+        """Stops a process by SIGSTOP. Returns when none of its threads runs, or raises TimeoutError."""
         self._signal_and_wait(life, signal.SIGSTOP, lambda states: states == {"T"})
 
     def thaw(self, life: Life) -> None:
-        """Continues a process by SIGCONT; returns when no thread of it is stopped. Raises TimeoutError."""
+        """Continues a process by SIGCONT. Returns when none of its threads is stopped, or raises TimeoutError."""
         self._signal_and_wait(life, signal.SIGCONT, lambda states: "T" not in states)
 
     def _signal_and_wait(self, life: Life, signum: int, reached: Callable[[set[str]], bool]) -> None:
@@ -375,12 +378,12 @@ class Processes:
             time.sleep(_FREEZE_POLL_SECS)
 
     def lives(self, task: str = "") -> list[Life]:
-        """The processes of a task, or of all, in the order of their starts."""
+        """Returns the processes of a task, or of all tasks, in the order of their starts."""
         with self.changed:
             return [life for life in self._lives if task in ("", life.task)]
 
     def running(self, task: str) -> Life | None:
-        """The process of a task that runs now."""
+        """Returns the running process of a task; None if there is none."""
         return next((life for life in self.lives(task) if life.code is None), None)
 
     def lines(self, task: str, pattern: str = "") -> list[Line]:
@@ -392,8 +395,8 @@ class Processes:
         """Waits for a line after the one that the last ``expect`` of this task found.
 
         Raises:
-            TimeoutError: no such line came; shows the last ones.
-            RuntimeError: the task has ended, and no such line came before.
+            TimeoutError: No such line came. The message has the last lines.
+            RuntimeError: The task has ended, and no such line came before.
         """
         wanted, deadline = re.compile(pattern), time.monotonic() + secs
         with self.changed:
@@ -415,7 +418,7 @@ class Processes:
                 self.changed.wait(left)
 
     def wait(self, life: Life, secs: float) -> int:
-        """Waits for the end of a process and gives its exit code. Raises TimeoutError when it does not end."""
+        """Waits for the end of a process. Returns its exit code, or raises TimeoutError."""
         with self.changed:
             if not self.changed.wait_for(lambda: life.code is not None, secs):
                 tail = "\n".join(line.text for line in self._lines[life.task][-20:])
@@ -424,7 +427,7 @@ class Processes:
             return life.code
 
     def close(self) -> None:
-        """Ends every process and the thread; nothing is left. Does nothing the second time."""
+        """Ends every process and the thread. Does nothing the second time."""
         with self.changed:
             self._closed = True
             for life in self._lives:

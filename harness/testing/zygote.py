@@ -40,7 +40,7 @@ MESSAGE_BYTES = 1 << 18
 
 
 class _Server:
-    """The tasks that run."""
+    """The running tasks, and the sockets of their starters."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -80,7 +80,7 @@ class _Server:
         return None
 
     def _start(self, message: dict[str, Any], channel: int, *standard: int) -> bool:
-        """Starts a task; true in a forked one that is to run a Python program."""
+        """Starts a task. Returns True in a fork that is to run a Python program."""
         pid = _fork()
         if pid == 0:
             for sock in (self._control, self._wake, self._waker, *self._tasks):
@@ -99,7 +99,7 @@ class _Server:
         return False
 
     def _obey(self, starter: socket.socket) -> None:
-        """Sends a task the signal that its starter asks for; SIGKILL when there is no starter any more."""
+        """Sends a task the signal that its starter requests; SIGKILL when the starter has gone."""
         try:
             data = starter.recv(MESSAGE_BYTES)
         except ConnectionError:
@@ -111,7 +111,7 @@ class _Server:
         )  # not reaped: the group cannot be another's
 
     def _reap(self) -> None:
-        """Tells of the tasks that have ended."""
+        """Reports the tasks that have ended."""
         for starter, pid in list(self._tasks.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
@@ -130,7 +130,7 @@ def _send(starter: socket.socket, number: int) -> None:
 
 
 def _fork() -> int:
-    """Forks a task with a process group of its own that dies with this process; 0 in the task."""
+    """Forks a task with its own process group, which dies with this process. Returns 0 in the task."""
     zygote = os.getpid()
     sys.stdout.flush()
     with warnings.catch_warnings():
@@ -148,7 +148,7 @@ def _fork() -> int:
 
 
 def _become(message: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """In a new task: takes its place, and executes the command unless it is to be run in this process."""
+    """Sets up a new task. Executes the command unless it is to be run in this process."""
     try:
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -175,7 +175,7 @@ def _become(message: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def can_fork(argv: Sequence[str]) -> bool:
-    """Whether ``run`` can run a command: this interpreter with ``-m MODULE``, ``-c CODE`` or a file."""
+    """Returns True if ``run`` can run a command: this interpreter with ``-m MODULE``, ``-c CODE`` or a file."""
     return (
         len(argv) > 1
         and argv[0] == sys.executable
@@ -205,7 +205,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves; in a forked task, runs its program."""
+    """Serves. Runs the program of a task in each fork."""
     control = socket.socket(fileno=int(arguments[0]))
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
