@@ -1,6 +1,7 @@
-"""What an evaluator remembers and decides: which checkpoint is next, which is best, whether more training helps.
+"""The memory and the decisions of an evaluator, as pure functions of its evaluations.
 
-Pure functions of what was evaluated so far. The file in which an evaluator keeps that is the only state it has.
+They say which checkpoint is next, which is best, and whether training is to end. ``EarlyStoppingHook`` decides by the
+same functions. The file of the evaluations is the only state.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one checkpoint was worth.
+    """The metrics of one checkpoint.
 
     Attributes:
-        step: the global step of the checkpoint.
+        step: Global step of the checkpoint.
         saved_at: Unix time of its save, in seconds. A step that is saved again, after a loss, is another checkpoint.
-        metrics: what the evaluation gave, by name.
+        metrics: Numbers of the evaluation, by name.
     """
 
     step: int
@@ -33,22 +34,29 @@ class Evaluation:
 
     @property
     def key(self) -> tuple[int, float]:
-        """What tells this checkpoint from others of the run directory."""
+        """The step and the time, which no other checkpoint of the run directory has."""
         return self.step, self.saved_at
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted of the metrics.
+    """The rule by which evaluations are compared.
 
     Attributes:
-        best_by: name of the metric that decides; empty when none does.
-        mode: whether "max" or "min" of it is best.
-        min_delta: how much better than the best so far an evaluation must be to count as better.
-        patience: evaluations without a better one after which training is to end; None never ends it.
+        best_by: Name of the metric that decides; empty when none does.
+        mode: "max" or "min": the direction of an improvement.
+        min_delta: The least improvement that counts.
+        patience: Number of evaluations without an improvement after which training is to end; None never ends it.
 
     Raises:
-        ValueError: these make no sense together.
+        ValueError: The mode is neither, a number is out of range, or there is ``patience`` without ``best_by``.
+
+    Example:
+        >>> from harness.training.evaluations import Evaluation, Goal, standing
+        >>> losses = [Evaluation(step, 0.0, {"loss": loss}) for step, loss in ((10, 0.5), (20, 0.4), (30, 0.6))]
+        >>> found = standing(losses, Goal("loss", mode="min"))
+        >>> found.best.step, found.since_best
+        (20, 1)
     """
 
     best_by: str = ""
@@ -68,12 +76,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands by its evaluations.
+    """The state of a run by its evaluations.
 
     Attributes:
-        best: the best evaluation; None while there is none with a finite value.
-        since_best: how many evaluations of later steps were no better.
-        stop: why training is to end, in words; empty while it is not.
+        best: The best evaluation; None while there is none with a finite value.
+        since_best: Number of evaluations of later steps without an improvement.
+        stop: Reason to end training, in words; empty for none.
     """
 
     best: Evaluation | None = None
@@ -82,9 +90,13 @@ class Standing:
 
 
 def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
-    """Which evaluation is the best, and whether training is to end, by the order of the steps.
+    """Returns the best evaluation, and the reason to end training, by the order of the steps.
 
-    A value that is not finite is no better than any.
+    A value that is not finite is no improvement.
+
+    Args:
+        evaluations: The evaluations, in any order.
+        goal: The rule by which they are compared.
     """
     if not goal.best_by:
         return Standing()
@@ -105,36 +117,40 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
 
 
 def next_key(found: Iterable[tuple[int, float]], done: Iterable[Evaluation], over: bool) -> tuple[int, float] | None:
-    """Which checkpoint to evaluate next; None when all are evaluated.
+    """Returns the step and time of the checkpoint to evaluate next; None when all are evaluated.
 
-    While training goes on the oldest, as it is the next to be deleted. When training is over the newest: whoever ends
-    an evaluator that is late loses the least.
+    During training this is the oldest, as that one is deleted first. After training it is the newest: an evaluator that
+    is ended before it has evaluated all has then evaluated the one that matters.
 
     Args:
-        found: step and time of each checkpoint there is.
-        done: what was evaluated.
-        over: whether training is over.
+        found: Step and time of each checkpoint there is.
+        done: The evaluations so far.
+        over: True when training is over.
     """
     left = set(found) - {evaluation.key for evaluation in done}
     return (max if over else min)(left, key=lambda key: (key[1], key[0]), default=None)
 
 
 def added(evaluations: Sequence[Evaluation], new: Evaluation) -> tuple[Evaluation, ...]:
-    """The evaluations with one more, which takes the place of one of the same step: that was lost and trained again."""
+    """Returns the evaluations with a new one, which replaces one of the same step: that was lost and trained again."""
     return (*(kept for kept in evaluations if kept.step != new.step), new)
 
 
 def to_text(evaluations: Iterable[Evaluation]) -> str:
-    """The evaluations as a file has them."""
+    """Returns the evaluations as the text of their file."""
     rows = [{"step": e.step, "saved_at": e.saved_at, "metrics": dict(e.metrics)} for e in evaluations]
     return json.dumps({"format": FORMAT, "evaluations": rows}, indent=1) + "\n"
 
 
 def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
-    """Reads what ``to_text`` gave.
+    """Reads the text of ``to_text``.
+
+    Args:
+        text: The text.
+        where: Path of the file, for errors.
 
     Raises:
-        DataLossError: it is damaged, or of a later format; names ``where``.
+        DataLossError: The text is damaged, or of a later format.
     """
     try:
         told = json.loads(text)
@@ -150,7 +166,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
 
 
 def load(path: str) -> tuple[Evaluation, ...]:
-    """The evaluations of a file; none where there is no file. Raises as ``from_text``."""
+    """Returns the evaluations of a file; none where there is no file. Raises as ``from_text``."""
     try:
         return from_text(storage.small_text(path), path)
     except FileNotFoundError:

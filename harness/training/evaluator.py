@@ -1,7 +1,7 @@
-"""Evaluator: a process that follows the checkpoints of a training run and says what each is worth.
+"""Evaluator: a process that evaluates the checkpoints of a training run.
 
-It trains nothing, holds nobody up and is waited for by nobody: it takes part in no run record. All it needs is the run
-directory, and, to know at once that training is over or to end it early, any task of the cluster.
+The evaluator trains nothing and takes part in no run record, so no task waits for it. It needs the run directory. A
+task of the cluster tells it at once that training is over, and takes its order to end training early.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from harness.training.run_end import end_mark
 from runtime.lowlevel import RunRecords, storage
 
 POLL_SECS = 1.0
-"""How often the run directory and the run records are looked at."""
+"""Seconds between looks at the run directory and the run records."""
 LOG_EVERY_SECS = 10.0
 ANSWER_SECS = 5.0
 SILENCE_SECS = 30.0
-"""The mark of the end that an evaluator finds when it starts counts when the tasks with the variables have not answered
-for so long: they come up within that time where the run goes on."""
+"""Seconds of silence after which a mark of the end that an evaluator finds at its start counts. The tasks with the
+variables come up within that time where the run continues."""
 STATE_FILE = "evaluations.json"
 BEST = "best"
 HELD = "held"
@@ -41,7 +41,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS
 
 
 class Evaluator:
-    """Evaluates every checkpoint of a run once, keeps the best, and can end training early.
+    """A process that evaluates every checkpoint of a run once and keeps the best.
 
         with rt.device(None):                      # the model, all in this process: it trains nothing
             ...
@@ -52,28 +52,31 @@ class Evaluator:
 
         harness.Evaluator(evaluate, "/tmp/run", master="grpc://ps0:2222", best_by="accuracy", patience=5).run()
 
-    ``logdir/eval`` gets events for TensorBoard, ``evaluations.json`` (what was evaluated: an evaluator that is started
-    again goes on from there) and ``best/<step>``, which ``Saver.restore`` and ``latest_checkpoint`` read as any other.
-    A checkpoint is held by hard links while it is evaluated, and so is the best one: whatever the trainer deletes, they
-    stay, and they take no room as long as the trainer has them too. Where there are no hard links they are copied.
+    The directory ``logdir/eval`` gets events for TensorBoard, the best checkpoint, and a file of all evaluations. The
+    best one is ``best/<step>``, which ``Saver.restore`` and ``latest_checkpoint`` read as any other. An evaluator that
+    is started again continues from ``evaluations.json``.
+
+    Hard links hold a checkpoint while it is evaluated, and the best one for good, whatever the trainer deletes. They
+    take no room while the trainer has the checkpoint too. Where there are no hard links the files are copied.
 
     Args:
-        evaluate: called with a session whose variables have the values of a checkpoint, and its global step; gives
-            metrics, one number for each name.
-        logdir: the run directory, in a file system that this process sees.
-        master: target of any task of the cluster, such as ``grpc://ps0:2222``; empty when there is none.
-        name: sub-directory of ``logdir`` for what the evaluator writes, and the name of its run in TensorBoard.
-        best_by: name of the metric that says which checkpoint is best; empty keeps none.
-        best_mode: whether "max" or "min" of it is best.
-        min_delta: how much better than the best so far counts as better.
-        patience: training is asked to end after so many evaluations without a better one; None never asks.
-        graph: the graph; by default the default graph. It is finalized.
-        saver: what restores; by default a ``Saver`` of all global variables.
-        silence_secs: a run directory says by itself that training is over. One that says so already when the evaluator
-            starts is believed after so long without an answer of the cluster: its run may be about to go on.
+        evaluate: Function of a session with the values of a checkpoint, and of its global step. It returns metrics:
+            one number for each name.
+        logdir: The run directory, in a file system that this process sees.
+        master: Target of any task of the cluster, such as ``grpc://ps0:2222``; empty when there is none.
+        name: Sub-directory of ``logdir`` for the evaluator's files, and the name of its run in TensorBoard.
+        best_by: Name of the metric that says which checkpoint is best; empty keeps none.
+        best_mode: "max" or "min": the direction of an improvement.
+        min_delta: The least improvement that counts.
+        patience: Number of evaluations without an improvement after which training is asked to end; None never asks.
+        graph: The graph; by default the default graph. It is finalized.
+        saver: The saver that restores; by default a ``Saver`` of all global variables.
+        silence_secs: Seconds without an answer of the cluster after which an old mark of the end counts. A run
+            directory may have such a mark when the evaluator starts, while its run is about to continue.
 
     Raises:
-        ValueError: ``patience`` without ``best_by`` or ``master``, a bad mode, or a ``logdir`` in a cloud store.
+        ValueError: There is ``patience`` without ``best_by`` or ``master``, a bad mode, or a ``logdir`` in a cloud
+            store.
     """
 
     def __init__(
@@ -117,17 +120,17 @@ class Evaluator:
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """What was evaluated so far, by this process and those before it."""
+        """The evaluations so far, by this process and earlier ones."""
         return self._evaluations
 
     @property
     def standing(self) -> Standing:
-        """The best evaluation, and whether training is asked to end."""
+        """The best evaluation, and the reason to end training, if any."""
         return evaluations.standing(self._evaluations, self._goal)
 
     @property
     def best_checkpoint(self) -> str | None:
-        """Directory of the best checkpoint; None while there is none."""
+        """The directory of the best checkpoint; None while there is none."""
         best = self.standing.best
         path = None if best is None else self._best_path(best)
         return path if path is not None and os.path.isdir(path) else None
@@ -136,16 +139,16 @@ class Evaluator:
         """Evaluates until training is over and its last checkpoint was evaluated.
 
         Returns:
-            Where the run stands then.
+            The standing of the run then.
 
         Raises:
-            DataLossError: the file of what was evaluated is damaged.
-            OSError: the directory of this evaluator cannot be made, or be written.
-            BaseException: what ``evaluate`` raises.
+            DataLossError: The file of the evaluations is damaged.
+            OSError: The directory of this evaluator cannot be made, or be written.
+            BaseException: An error of ``evaluate``.
         """
         lock = log_directory.DirectoryLock()
         os.makedirs(self._own, exist_ok=True)
-        open(self._path(RUN_FILE), "ab").close()  # a hold says nothing of what it cannot open
+        open(self._path(RUN_FILE), "ab").close()  # raises where ``take`` only logs
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
@@ -166,7 +169,7 @@ class Evaluator:
             if self._local_init_op is not None:
                 session.run(self._local_init_op)
             while True:
-                over = self._run.over()  # asked first: when it is over, all its checkpoints are there
+                over = self._run.over()  # asked first: a run that is over has all its checkpoints
                 if (stop := self.standing.stop) and not over:
                     self._run.stop(stop)
                 found = self._checkpoints()
@@ -186,7 +189,7 @@ class Evaluator:
         return end
 
     def _checkpoints(self) -> dict[tuple[int, float], str]:
-        """The checkpoints of the run, by what tells them from each other."""
+        """Returns the paths of the run's checkpoints, by their step and time."""
         from harness.checkpoints import layout
 
         found: dict[tuple[int, float], str] = {}
@@ -197,7 +200,7 @@ class Evaluator:
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, error)
             return {}
         for step in steps:
-            with contextlib.suppress(OSError, rt.DataLossError):  # deleted just now, or damaged: the trainer tells
+            with contextlib.suppress(OSError, rt.DataLossError):  # deleted just now, or damaged, as the trainer logs
                 stat = os.stat(step.path)
                 known = step.path, stat.st_ino, stat.st_mtime_ns
                 saved_at = self._saved_at.get(known)
@@ -237,7 +240,7 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _holding(self, path: str, step: int) -> Iterator[str | None]:
-        """A checkpoint under a name of our own, as long as the block runs; None when it is not there any more."""
+        """Holds a checkpoint for the length of the block; yields its path, or None where it was deleted."""
         from harness.checkpoints import layout
 
         held = os.path.join(self._path(HELD), str(step))
@@ -252,7 +255,7 @@ class Evaluator:
             shutil.rmtree(self._path(HELD), ignore_errors=True)
 
     def _keep(self, held: str, evaluation: Evaluation) -> None:
-        """Gives the checkpoint that is held a place among the best; the one before it stays until that is on disk."""
+        """Moves the held checkpoint to the best; the best one before stays until that is on disk."""
         place = self._best_path(evaluation)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         if os.path.isdir(place):  # of the same step before it was lost and trained again, or of a process that died
@@ -260,7 +263,7 @@ class Evaluator:
         _link_tree(held, place)
 
     def _tidy(self) -> None:
-        """Removes what a process that died has left, and what is not the best any more."""
+        """Removes the files of a process that died, and those of the best checkpoint before."""
         shutil.rmtree(self._path(HELD), ignore_errors=True)
         best = self.standing.best
         keep = None if best is None else os.path.basename(self._best_path(best))
@@ -277,7 +280,7 @@ class Evaluator:
 
 
 def _numbers(metrics: object) -> dict[str, float]:
-    """Returns what ``evaluate`` has returned, with a float for each name. Raises TypeError for anything else."""
+    """Returns the metrics of ``evaluate`` as floats. Raises TypeError for anything else."""
     try:
         found = {str(name): np.asarray(value) for name, value in metrics.items()}  # type: ignore[attr-defined]
         return {name: float(value.item()) for name, value in found.items()}
@@ -286,7 +289,7 @@ def _numbers(metrics: object) -> dict[str, float]:
 
 
 class _Run:
-    """Whether training is over, by its run records and its directory; and the order that it end."""
+    """The training run as the evaluator sees it, by run records and the run directory."""
 
     def __init__(self, logdir: str, master: str, silence_secs: float) -> None:
         self._logdir = logdir
@@ -296,12 +299,12 @@ class _Run:
             self._records.answer_secs = ANSWER_SECS
         self._answered_at = time.monotonic()
         self._before = end_mark(logdir)
-        """The mark of the end that was there already: that of an earlier run in this directory, or of this one."""
+        """The mark of the end at the start of the evaluator: of an earlier run in this directory, or of this one."""
         self._trouble = ""
         self._stopped = ""
 
     def over(self) -> bool:
-        """Whether training is over, as far as anybody can tell now."""
+        """Returns True if training is over, as far as the evaluator can know now."""
         mark = end_mark(self._logdir)
         if mark is not None and mark != self._before:
             return True
@@ -320,8 +323,8 @@ class _Run:
         return mark is not None and time.monotonic() - self._answered_at >= self._silence_secs
 
     def stop(self, reason: str) -> None:
-        """Orders training to end; again each time, as a task that was started anew has forgotten it."""
-        assert self._records is not None  # who has patience has a master
+        """Orders training to end, again with each call: a task that was started anew has forgotten the order."""
+        assert self._records is not None  # patience needs a master
         if reason != self._stopped:
             logging.info("training is asked to end: %s", reason)
             self._stopped = reason
@@ -331,15 +334,15 @@ class _Run:
             logging.info("training is asked to end again soon: %s", error)
 
     def trouble(self) -> str:
-        """What keeps the cluster from answering, to be added to a line of the log."""
+        """Returns the reason why the cluster does not answer, as the end of a line of the log."""
         return f"; the cluster does not answer: {self._trouble}" if self._trouble else ""
 
 
 def _link_tree(source: str, target: str) -> None:
-    """Gives a directory of files that nobody changes a second name; copies them where there are no hard links.
+    """Makes a second name for a directory of files that never change; copies them where there are no hard links.
 
     Raises:
-        FileNotFoundError: it is being deleted.
+        FileNotFoundError: The directory is being deleted.
     """
 
     def link(one: str, other: str) -> None:

@@ -1,4 +1,4 @@
-"""The global step: one variable that counts the updates of the whole cluster, in whole numbers whatever its dtype."""
+"""The global step: one variable that counts the updates of the whole cluster."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _warned: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
 
 
 def get_global_step(graph: rt.Graph | None = None) -> GlobalStep | None:
-    """The global step of a graph: the one in its collection GLOBAL_STEP, else the one called ``global_step:0``.
+    """Returns the global step of a graph: that of its collection GLOBAL_STEP, else ``global_step:0``.
 
     Args:
-        graph: the default graph when not given.
+        graph: The default graph when not given.
 
     Returns:
-        A variable or tensor, or None when there is none (or it holds no number, which is told). It may be of a
-        floating type: then a warning tells where it stands still.
+        A variable or tensor; None where there is none, or it holds no number, of which a warning tells. A floating type
+        counts; a warning says at which number it stands still.
     """
     graph = graph or rt.get_default_graph()
     collected = graph.get_collection(rt.GraphKeys.GLOBAL_STEP)
@@ -52,11 +52,11 @@ def get_global_step(graph: rt.Graph | None = None) -> GlobalStep | None:
 
 
 def can_count(step: GlobalStep) -> bool:
-    """Whether a variable or tensor holds a real number; warns once of one that will stand still some day.
+    """Returns True if a variable or tensor holds a real number; warns once of a floating dtype.
 
     Args:
-        step: a variable or tensor of any dtype. A floating one, which TensorFlow 1's ``get_variable`` makes where no
-            dtype is given, counts whole steps up to 2 to the number of its digits: 1 more is rounded away.
+        step: A variable or tensor of any dtype. TensorFlow 1's ``get_variable`` makes a floating one where no dtype is
+            given. Such a step counts up to 2 to the number of its digits: from there on 1 more is rounded away.
     """
     if np.issubdtype(step.dtype, np.integer):
         return True
@@ -72,13 +72,13 @@ def can_count(step: GlobalStep) -> bool:
 
 
 def create_global_step(graph: rt.Graph | None = None) -> rt.Variable:
-    """Makes the global step: an int64 scalar of value 0, shared by the cluster, not trainable.
+    """Makes the global step: an int64 variable of shape () and value 0, shared by the cluster, not trainable.
 
     Args:
-        graph: the default graph when not given.
+        graph: The default graph when not given.
 
     Raises:
-        ValueError: the graph has one.
+        ValueError: The graph has a global step.
     """
     graph = graph or rt.get_default_graph()
     if get_global_step(graph) is not None:
@@ -95,23 +95,32 @@ def create_global_step(graph: rt.Graph | None = None) -> rt.Variable:
 
 
 def get_or_create_global_step(graph: rt.Graph | None = None) -> Any:
-    """The global step of a graph, made when there is none.
+    """Returns the global step of a graph, made when there is none.
 
     Args:
-        graph: the default graph when not given.
+        graph: The default graph when not given.
 
     Returns:
-        A variable; what ``get_global_step`` finds may be a tensor.
+        A variable, or the tensor that ``get_global_step`` finds.
     """
     found = get_global_step(graph)
     return create_global_step(graph) if found is None else found
 
 
 def global_step(sess: rt.Session, global_step_tensor: GlobalStep | str) -> int:
-    """The value of the global step in a session.
+    """Returns the value of the global step in a session.
 
     Args:
-        sess: the session.
-        global_step_tensor: the global step, a variable or tensor.
+        sess: The session.
+        global_step_tensor: The global step, a variable or tensor.
+
+    Example:
+        >>> import runtime as rt
+        >>> from harness.training.global_step import get_or_create_global_step, global_step
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     step = get_or_create_global_step()
+        ...     _ = session.run(rt.global_variables_initializer())
+        ...     global_step(session, step)
+        0
     """
     return int(sess.run(global_step_tensor))

@@ -1,4 +1,4 @@
-"""join_cluster: a process finds out which task of which cluster it is, and takes its place there."""
+"""Joining a cluster: a process finds out its task and serves that task. Programs call ``join_cluster`` first."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _FLAGS = (*_HOSTS, "job_name", "task_index")
 _OTHER_NAMES = {"task_id": "task_index", "task": "task_index", "job": "job_name"}
 """Names that other programs have for a flag of a task."""
 _ALIKE = 0.85
-"""From which likeness on (difflib) a flag is taken for one of these that was not typed as it is."""
+"""The least likeness (difflib) at which an unknown flag counts as a misspelt one."""
 
 _STEPS_OF_A_START = 100
-"""More than a session takes to begin, of steps that do not train: who has run more, such as an actor, does its work."""
+"""More steps without training than a session takes to begin. A task with more, such as an actor, does its work."""
 
 
 @dataclass(frozen=True)
 class TaskIdentity:
-    """Which task of which cluster a process is.
+    """The place of a process in a cluster.
 
     Attributes:
-        cluster: the cluster; None for a process that is alone.
-        job: its job.
-        index: its number in the job.
-        source: what told, in words.
+        cluster: The cluster; None for a process that is alone.
+        job: Job of the task.
+        index: Number of the task in its job.
+        source: The source of this identity, in words.
     """
 
     cluster: rt.ClusterSpec | None
@@ -55,10 +55,10 @@ class Member:
     """A task that has joined its cluster.
 
     Attributes:
-        cluster: the cluster.
+        cluster: The cluster.
         job: "worker", as a rule; "chief" or "evaluator" where there is such a job.
-        index: which of its job.
-        server: serves this task; None of an evaluator, which nobody connects to.
+        index: Number of the task in its job.
+        server: Server of this task; None of an evaluator, to which no task connects.
     """
 
     cluster: rt.ClusterSpec
@@ -68,30 +68,30 @@ class Member:
 
     @property
     def target(self) -> str:
-        """What a session connects to: this task; of an evaluator a ps, as ``harness.Evaluator(master=)`` takes it."""
+        """The target of sessions: this task; of an evaluator a ps, for ``harness.Evaluator(master=)``."""
         if self.server is not None:
             return self.server.target
         return f"grpc://{self.cluster.task_address('ps', 0)}" if "ps" in self.cluster.jobs else ""
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task initialises and saves: the one of job chief, else worker 0."""
+        """True on the task that initialises and saves: the one of job chief, else worker 0."""
         has_chief = any(job in _CHIEFS for job in self.cluster.jobs)
         return self.job in _CHIEFS or (self.job == "worker" and self.index == 0 and not has_chief)
 
     @property
     def workers(self) -> int:
-        """How many tasks train."""
+        """The number of tasks that train."""
         return sum(self.cluster.num_tasks(job) for job in self.cluster.jobs if job in ("worker", *_CHIEFS))
 
     @property
     def number(self) -> int:
-        """The number of this task among those that train, the chief first: which share of the data is its own."""
+        """The number of this task among those that train, the chief first. It selects a share of the data."""
         before = [job for job in self.cluster.jobs if job in _CHIEFS] if self.job == "worker" else []
         return self.index + sum(self.cluster.num_tasks(job) for job in before)
 
     def device(self) -> AbstractContextManager[None]:
-        """A device scope for the graph: variables on the ps, in turn, and all else on this task."""
+        """Returns a device scope for the graph: variables on the ps, in turn, and all else on this task."""
         if self.server is None:
             return contextlib.nullcontext()  # it has a graph of its own, on this machine
         own = f"/job:{self.job}/task:{self.index}"
@@ -104,7 +104,7 @@ class Member:
 def join_cluster(
     argv: Sequence[str] | None = None, *, ps: int = 1, preempt_grace_secs: float = 30.0, **server_options: Any
 ) -> Iterator[Member]:
-    """Joins the cluster that this process is part of, and leaves it at the end of the block.
+    """Joins the cluster of this process, and leaves it at the end of the block.
 
         with harness.join_cluster() as me:
             with me.device():
@@ -113,36 +113,36 @@ def join_cluster(
             with supervisor.managed_session(me.target) as session:
                 ...
 
-    SIGTERM and Ctrl-C end the block in an orderly way (``harness.preemptible``): the chief of a Supervisor or a
-    monitored session saves the present step, and the program ends with the exit code of "preempted" or "interrupted".
-    An error that nothing catches ends the program with the exit code that says whether a restart would help
-    (``exit_codes.of_error``): a program that is wrong before it has trained a step is not started again.
-    As a ps it serves until training is over or SIGTERM comes, and then ends the program (SystemExit): the block is for
-    those who train.
-    The cluster and the task come from the first of these that tells them:
+    The block is for tasks that train. A ps serves until training is over or SIGTERM comes, and then ends the program by
+    SystemExit. An evaluator (``--job_name=evaluator``, or TF_CONFIG says so) has no server: look at ``me.job``, and
+    give ``me.target`` to ``harness.Evaluator``.
 
-    1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, whether or not the program defines them;
+    SIGTERM and Ctrl-C end the block in an orderly way (``harness.preemptible``). The chief of a Supervisor or a
+    monitored session saves the present step, and the exit code is that of "preempted" or "interrupted". An error that
+    nothing catches ends the program with the exit code that says whether a restart would help
+    (``exit_codes.of_error``). So a program that is wrong before its first training step is not started again.
+
+    The cluster and the task come from the first of these sources that has them:
+
+    1. the flags ``--ps_hosts --worker_hosts --job_name --task_index``, also where the program does not define them;
     2. the environment variable TF_CONFIG, which ``harness.launch`` sets, and Kubeflow and others do;
     3. the variables of a pod of a JobSet (``rt.JobSetClusterResolver``);
     4. the variables of a Slurm step with several tasks (``srun --ntasks=3 python train.py``);
-    5. none of them: this process trains alone, and says so.
+    5. none of them: this process trains alone, and a warning says so.
 
     Args:
-        argv: the arguments that the program does not know itself, as ``parser.parse_known_args()`` gives them: one that
-            is no flag of a task either ends the program, as a flag that is misspelt should. Without it the arguments of
-            the process are looked through, and those that are not a task's are passed over.
-        ps: of a Slurm step, how many of its tasks are ps; the others are workers.
-        preempt_grace_secs: seconds from SIGTERM to the hard end of the process.
-        **server_options: further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
-
-    An evaluator (``--job_name=evaluator``, or TF_CONFIG says so) has no server: look at ``me.job``, and give
-    ``me.target`` to ``harness.Evaluator``.
+        argv: Arguments that the program does not know itself, as ``parser.parse_known_args()`` returns them. One that
+            is no flag of a task either ends the program, as a flag that is misspelt should. Without ``argv`` the
+            arguments of the process are searched, and those that are not a task's are passed over.
+        ps: Number of ps among the tasks of a Slurm step; the others are workers.
+        preempt_grace_secs: Seconds from SIGTERM to the hard end of the process.
+        **server_options: Further arguments of ``rt.Server``, such as ``ps_backups=1`` or ``security=...``.
 
     Raises:
-        SystemExit: what is told is not whole, there is no such task, or the server has no credential: the program ends
-            with one line that says so, and the exit code of a wrong configuration. And after a ps has served, with that
-            of "done", or of "preempted" where SIGTERM has come before training was over.
-        OpError: the server cannot start, such as UnknownError where its port is in use.
+        SystemExit: The cluster is not described whole, there is no such task, or the server has no credential. The
+            program ends with one line, and the exit code of a wrong configuration. Also after a ps has served, with the
+            code of "done", or of "preempted" where SIGTERM has come before training was over.
+        OpError: The server cannot start, such as UnknownError where its port is in use.
     """
     with preemptible(preempt_grace_secs):
         try:
@@ -171,7 +171,7 @@ def join_cluster(
 
 
 def _has_begun(server: rt.Server) -> bool:
-    """Whether this task does its work: what Python raises then may be the data's fault."""
+    """Returns True if this task does its work: an error of Python may then be the fault of the data."""
     values = server.report().values
     return values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
 
@@ -185,16 +185,23 @@ def _server(me: TaskIdentity, options: Mapping[str, Any]) -> rt.Server | None:
 def find_identity(
     argv: Sequence[str], environ: Mapping[str, str], ps: int = 1, *, strict: bool = False
 ) -> TaskIdentity:
-    """The task that this process is; see ``join_cluster``.
+    """Returns the task that this process is; see ``join_cluster``.
 
     Args:
-        argv: the arguments of the program.
-        environ: its environment.
-        ps: of a Slurm step, how many of its tasks are ps.
-        strict: whether every argument has to be a flag of a task.
+        argv: Arguments of the program.
+        environ: Environment of the program.
+        ps: Number of ps among the tasks of a Slurm step.
+        strict: True where every argument has to be a flag of a task.
 
     Raises:
-        InvalidArgumentError: what is told is not whole, or an argument is nearly a flag of a task, or none.
+        InvalidArgumentError: The cluster is not described whole, or an argument is nearly a flag of a task, or none.
+
+    Example:
+        >>> from harness.training.join import find_identity
+        >>> flags = ["--ps_hosts=a:1", "--worker_hosts=b:1,c:1", "--job_name=worker", "--task_index=1"]
+        >>> me = find_identity(flags, {})
+        >>> me.job, me.index
+        ('worker', 1)
     """
     told = _flags(argv, strict)
     if told:
@@ -211,7 +218,7 @@ def find_identity(
 
 
 def _from_tf_config() -> TaskIdentity | None:
-    """None where TF_CONFIG tells of no cluster."""
+    """Returns the task of TF_CONFIG; None where that has no cluster."""
     resolver = rt.TFConfigClusterResolver()
     try:
         if not resolver.cluster_spec().jobs and resolver.task_type != "evaluator":

@@ -1,10 +1,10 @@
-"""One job writes into a log directory at a time: its chief holds a lock there, in the file that is the run's record.
+"""The lock of a log directory: one job writes there at a time. The chief's session manager takes the lock.
 
-Two jobs in one directory restore and delete each other's checkpoints. Within one job the ps tasks see to it that one
-chief leads, so a chief that has been replaced and lives on is no other job, although it still has the lock.
+Two jobs in one directory restore and delete each other's checkpoints. Within one job the ps tasks make sure that one
+chief leads, so a chief that has been replaced is no other job, although it still has the lock.
 
-The lock is of an open file, not of a process: POSIX's record locks are lost as soon as the process closes any other
-file of that name, as a copy of the directory does.
+The lock is of an open file, not of a process. A process loses POSIX's record locks as soon as it closes any other file
+of that name, as a copy of the directory does.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class DirectoryLock:
-    """The hold of one session of a chief on a log directory. The kernel ends it with the process, and the file stays.
+    """The lock of a log directory, for one session of a chief. The kernel releases it with the process.
 
         lock = DirectoryLock()
         while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
             wait(reason)
 
-    ``take`` never waits: the caller does, for as long as it may. Sessions of one process share the lock of a directory:
-    each has a descriptor of the same open file, and the lock ends with the last of them.
+    ``take`` never waits: the caller does, for as long as it may. Sessions of one process share the lock of a directory.
+    Each has a descriptor of the same open file, and the lock ends with the last of them.
     """
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class DirectoryLock:
     def take(self, directory: str, tasks: Collection[str], series: str = "") -> str:
         """Takes the lock and writes the record of the run, unless the chief of another job has the lock.
 
-        A file system without locks, or a URL, has the record only, and a full disk the lock only. Where one of the two
-        is no cluster, such as a program that only restores, or both are of this process, there is a warning.
+        A file system without locks, or a URL, has the record only, and a full disk the lock only. There is only a
+        warning where one of the two jobs has no cluster, such as a program that restores, or both are of this process.
 
         Args:
-            directory: of checkpoints and events; it is made where it is missing.
-            tasks: addresses of the ps tasks of this job, or of whichever tasks have the variables.
-            series: name of the series of checkpoints that this job saves; added to those of the record.
+            directory: Directory of checkpoints and events; it is made where it is missing.
+            tasks: Addresses of the ps tasks of this job, or of the tasks with the variables.
+            series: Name of the series of checkpoints that this job saves; added to those of the record.
 
         Returns:
             The reason to wait, which names the other job; empty where this job may write.
@@ -126,7 +126,7 @@ _held: set[DirectoryLock] = set()
 
 
 def _share(path: str) -> int | None:
-    """Returns another descriptor of the open file by which this process has a lock; None where the process has none."""
+    """Returns another descriptor of the locked file of this process; None where this process has no lock."""
     for lock in list(_held):
         if (fd := lock._fd) is not None and lock.has(path):
             with contextlib.suppress(OSError):  # released just now
@@ -135,7 +135,7 @@ def _share(path: str) -> int | None:
 
 
 def _forget() -> None:
-    """Closes the files in a forked child, which would hold the locks of its parent for as long as it lives."""
+    """Closes the files in a forked child, which would hold the locks of its parent."""
     for lock in list(_held):
         lock.release()
 
@@ -144,7 +144,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _reason_to_wait(directory: str, own: set[str], *, here: bool) -> str:
-    """Returns why a directory whose lock is taken cannot be used now; empty where it can."""
+    """Returns the reason why a locked directory cannot be used now; empty where it can."""
     other = read_record(directory)
     if not other:
         path = f"{directory}/{RUN_FILE}"

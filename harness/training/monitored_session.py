@@ -49,7 +49,7 @@ _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 
 
 class Default(enum.Enum):
-    """An interval that is not given."""
+    """The value of an interval that is not given."""
 
     USE_DEFAULT = enum.auto()
 
@@ -61,11 +61,11 @@ _SUMMARY_STEPS = 100
 
 
 class StepContext:
-    """What a function given to ``run_step_fn`` gets.
+    """The argument of a function that ``run_step_fn`` calls.
 
     Args:
         managed: The session that recovers.
-        run_with_hooks: Runs a step with hooks.
+        run_with_hooks: Function that runs a step with hooks.
     """
 
     def __init__(self, managed: ManagedSession, run_with_hooks: Callable[..., Any]) -> None:
@@ -121,14 +121,14 @@ class MonitoredSession:
             while not sess.should_stop():
                 sess.run(train_op)
 
-    The end of the input (OutOfRangeError, StopIteration) ends the block silently; then, and without an error, the
-    hooks' ``end`` is called. Where a task is lost (``Session.lost``) there is a new session, and the step is run again,
-    unless it was applied: what a hook raises after the step never repeats it.
+    The end of the input (OutOfRangeError, StopIteration) ends the block without an error. Where the block ends without
+    an error, the hooks' ``end`` is called. Where a task is lost (``Session.lost``) there is a new session, and the
+    step is run again unless it was applied: an error of a hook after the step never repeats the step.
 
     Args:
-        session_creator: makes sessions; the chief's, without checkpoints, by default.
-        hooks: called in this order.
-        stop_grace_period_secs: seconds that threads, steps and other tasks have to end after a stop.
+        session_creator: Maker of sessions; the chief's, without checkpoints, by default.
+        hooks: Hooks to call, in this order.
+        stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a stop.
     """
 
     starts_queue_runners = True
@@ -181,7 +181,7 @@ class MonitoredSession:
         )
 
     def _equip_hooks(self) -> None:
-        """Gives hooks what they need of the run."""
+        """Sets the attributes of hooks that depend on the run."""
         for hook in self._hooks:
             if isinstance(hook, FollowsLeader):
                 hook.leads = self._life.leads
@@ -193,7 +193,7 @@ class MonitoredSession:
                 hook.register_state(self.raw, self._checkpoint_dir)
 
     def _abandon(self) -> None:
-        """Ends the threads and the session, without what is done at the end of training."""
+        """Ends the threads and the session, without the work of the end of training."""
         raw = self.raw
         self._coord.request_stop()
         self._life.close()
@@ -224,7 +224,7 @@ class MonitoredSession:
 
     @property
     def coord(self) -> Coordinator:
-        """What stops the threads."""
+        """The coordinator of the threads."""
         return self._coord
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -236,32 +236,32 @@ class MonitoredSession:
         options: rt.RunOptions | None = None,
         run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
-        """Runs one step with what the hooks add to it.
+        """Runs one step with the additions of the hooks.
 
         Args:
-            fetches: as in ``Session.run``.
-            feed_dict: as in ``Session.run``; it is not changed.
+            fetches: As in ``Session.run``.
+            feed_dict: As in ``Session.run``; it is not changed.
             options: ``runtime.RunOptions``.
             run_metadata: ``runtime.RunMetadata`` to fill.
 
         Raises:
-            RuntimeError: a stop was requested before, the session is closed, or one tensor is fed twice.
-            BaseException: what a thread, such as one that fills a queue, has reported.
+            RuntimeError: A stop was requested before, the session is closed, or one tensor is fed twice.
+            BaseException: An error of a thread, such as one that fills a queue.
         """
         return self._step(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
 
     def run_step_fn(self, step_fn: Callable[..., Any]) -> Any:
-        """Runs a function that does a step as it likes.
+        """Runs a function that does a step in its own way.
 
         Args:
-            step_fn: takes ``step_context``; runs steps without hooks by ``step_context.session``, with hooks by
-                ``step_context.run_with_hooks``. It is called again when a task was lost.
+            step_fn: Function of ``step_context``. Its ``session`` runs steps without hooks, its ``run_with_hooks``
+                runs steps with hooks. The function is called again after the loss of a task.
 
         Returns:
-            What the function returns; None after ``step_context.request_stop()``.
+            The value of the function; None after ``step_context.request_stop()``.
 
         Raises:
-            ValueError: the function has other parameters.
+            ValueError: The function has other parameters.
         """
         names = [n for n in inspect.signature(step_fn).parameters if n != "self"]
         if names != ["step_context"]:
@@ -292,7 +292,7 @@ class MonitoredSession:
     def _step(self, once: Callable[[rt.Session], Any]) -> Any:
         """Runs a step of the user's, which is an error after a stop that the user's loop could see.
 
-        An order may come between the loop's look and its step: that step is run.
+        An order to stop may come between the loop's look and its step: that step is run.
         """
         session = self.managed
         if self._saw_stop:
@@ -337,7 +337,7 @@ class MonitoredSession:
         return results["caller"]
 
     def _after_run(self, context: SessionRunContext, values: Sequence[SessionRunValues]) -> None:
-        """Calls the hooks after a step. It is applied: a loss is recovered, but the step is not run again."""
+        """Calls the hooks after a step. The step is applied: a recovery does not run it again."""
         recoveries = Recoveries(self.managed)
         for hook, given in zip(self._hooks, values, strict=True):
             try:
@@ -350,7 +350,7 @@ class MonitoredSession:
             self._coord.request_stop()
 
     def should_stop(self) -> bool:
-        """Whether training is to stop; true after the end."""
+        """Returns True if training is to stop, or has ended."""
         self._saw_stop = self._session is None or self._coord.should_stop()
         return self._saw_stop
 
@@ -377,8 +377,8 @@ class MonitoredSession:
         """Ends training well, and closes the session.
 
         Raises:
-            RuntimeError: it is closed.
-            BaseException: what a thread has reported.
+            RuntimeError: The session is closed.
+            BaseException: An error of a thread.
         """
         if self._session is None:
             raise RuntimeError("Session is already closed.")
@@ -417,12 +417,13 @@ class MonitoredSession:
             hook.settle(self._grace_secs)
 
     def _end_hooks(self, ended: dict[int, rt.Session], session: rt.Session) -> None:
-        """Calls each hook's ``end``; one that fails keeps none behind it, such as the one that saves, from theirs.
+        """Calls each hook's ``end``. A hook that fails does not keep the hooks behind it from theirs.
 
         Args:
-            ended: the hooks, by their places, that have ended well, and in which session: they are not called again
-                while the one that saves waits for room, but are when a lost task has come back.
-            session: the session.
+            ended: The session in which each hook has ended well, by the hook's place. Such a hook is not called again
+                while the hook that saves waits for room. It is called again in a new session, after the loss of a
+                task.
+            session: The session.
         """
         failure: Exception | None = None
         for place, hook in enumerate(self._hooks):
@@ -442,16 +443,16 @@ class MonitoredSession:
 
 
 class SingularMonitoredSession(MonitoredSession):
-    """A monitored session of a single chief that lets lost tasks out as errors.
+    """A monitored session of a single chief that raises the loss of a task as an error.
 
     Args:
-        hooks: called in this order.
-        scaffold: what makes the model ready.
-        master: session target.
-        config: session options.
-        checkpoint_dir: directory of the checkpoints to restore from.
-        stop_grace_period_secs: seconds that threads have to end after a stop.
-        checkpoint_filename_with_path: one checkpoint to restore from.
+        hooks: Hooks to call, in this order.
+        scaffold: Scaffold of the graph.
+        master: Target of the session.
+        config: Options of the session.
+        checkpoint_dir: Directory of the checkpoints to restore from.
+        stop_grace_period_secs: Seconds that threads have to end after a stop.
+        checkpoint_filename_with_path: Path of the one checkpoint to restore from.
     """
 
     _recovers = False
@@ -470,7 +471,7 @@ class SingularMonitoredSession(MonitoredSession):
         super().__init__(creator, hooks, stop_grace_period_secs)
 
     def raw_session(self) -> rt.Session:
-        """The session underneath. Raises RuntimeError when it is closed."""
+        """Returns the session underneath. Raises RuntimeError when it is closed."""
         return self.raw
 
 
@@ -479,7 +480,18 @@ def _savers_among(hooks: Sequence[SessionRunHook]) -> list[CheckpointSaverHook]:
 
 
 def merged_options(first: rt.RunOptions | None, second: rt.RunOptions | None) -> rt.RunOptions | None:
-    """Two ``RunOptions`` in one: the higher trace level, the longer time limit; None is none."""
+    """Merges two ``RunOptions``: the higher trace level, the longer time limit.
+
+    Args:
+        first: Options, or None.
+        second: Options, or None.
+
+    Example:
+        >>> import runtime as rt
+        >>> from harness.training.monitored_session import merged_options
+        >>> merged_options(rt.RunOptions(timeout_in_ms=5), rt.RunOptions(timeout_in_ms=9)).timeout_in_ms
+        9
+    """
     if first is None or second is None:
         return second if first is None else first
     return rt.RunOptions(
@@ -507,29 +519,41 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     summary_dir: str | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
-    """Makes a monitored session for training.
+    """Makes a monitored session for training, with the usual hooks of the chief and the other workers.
 
     Args:
-        master: session target.
-        is_chief: whether this task initialises, saves and summarises; the others wait for it and get ``hooks`` only.
-        checkpoint_dir: directory of the checkpoints; None for none.
-        scaffold: what makes the model ready.
-        hooks: called on every task.
-        chief_only_hooks: called on the chief, before all others.
-        save_checkpoint_secs: seconds between checkpoints, 600 when neither this nor ``save_checkpoint_steps`` is given.
-        save_summaries_steps: global steps between summaries, 100 when neither this nor ``save_summaries_secs`` is.
-        save_summaries_secs: seconds between summaries.
-        config: session options; without device filters absent tasks that are not needed block nobody.
-        stop_grace_period_secs: seconds that threads, steps and other tasks have to end after a stop.
-        log_step_count_steps: global steps between step rates; None for none.
-        max_wait_secs: how long to wait for the model.
-        save_checkpoint_steps: global steps between checkpoints.
-        summary_dir: directory of the events; ``checkpoint_dir`` by default.
-        save_graph_def: whether the graph is written beside the checkpoints.
+        master: Target of the session.
+        is_chief: True on the task that initialises, saves and summarises. The others wait for it and get ``hooks``
+            only.
+        checkpoint_dir: Directory of the checkpoints; None for none.
+        scaffold: Scaffold of the graph.
+        hooks: Hooks of every task.
+        chief_only_hooks: Hooks of the chief, called before all others.
+        save_checkpoint_secs: Seconds between checkpoints, 600 when neither this nor ``save_checkpoint_steps`` is given.
+        save_summaries_steps: Global steps between summaries, 100 when neither this nor ``save_summaries_secs`` is.
+        save_summaries_secs: Seconds between summaries.
+        config: Options of the session; without device filters no task waits for tasks that it does not need.
+        stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a stop.
+        log_step_count_steps: Global steps between step rates; None for none.
+        max_wait_secs: The longest wait for the model, in seconds.
+        save_checkpoint_steps: Global steps between checkpoints.
+        summary_dir: Directory of the events; ``checkpoint_dir`` by default.
+        save_graph_def: True to write the graph beside the checkpoints.
 
     Raises:
-        ValueError: both intervals of the checkpoints were given.
-        RuntimeError: the hooks need a global step and there is none.
+        ValueError: Both intervals of the checkpoints were given.
+        RuntimeError: The hooks need a global step and there is none.
+
+    Example:
+        >>> import harness
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     train = harness.get_or_create_global_step().assign_add(1)
+        ...     with harness.MonitoredTrainingSession(hooks=[harness.StopAtStepHook(last_step=3)]) as session:
+        ...         while not session.should_stop():
+        ...             step = int(session.run(train))
+        >>> step
+        3
     """
     summaries = _pair(save_summaries_secs, save_summaries_steps, (None, _SUMMARY_STEPS))
     saves = _pair(save_checkpoint_secs, save_checkpoint_steps, (_SAVE_SECS, None))
@@ -560,7 +584,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
 def _pair(
     secs: float | None | Default, steps: int | None | Default, default: tuple[float | None, int | None]
 ) -> tuple[float | None, int | None]:
-    """Returns the seconds and the steps between two times; 0 is None, as for both: never."""
+    """Returns the seconds and the steps between two times; 0 counts as None. Both None is never."""
     if secs is USE_DEFAULT and steps is USE_DEFAULT:
         return default
     return (None if secs is USE_DEFAULT else secs) or None, (None if steps is USE_DEFAULT else steps) or None

@@ -74,7 +74,7 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     """Runs a block that SIGTERM leaves by ``SystemExit``, with the code of ``exit_codes.PREEMPTED``.
 
     Around ``managed_session`` the chief saves a last checkpoint, and no task is told that training is over. So the
-    task can be started again elsewhere. The process is ended when the grace period is. Outside the main thread Python
+    task can be started again elsewhere. The process is ended with the grace period. Outside the main thread Python
     allows no signal handlers, and the block runs as it is.
 
     Ctrl-C does the same without a limit. Its KeyboardInterrupt leaves the block as ``SystemExit`` with the code of

@@ -1,4 +1,4 @@
-"""QueueRunner: threads that fill a queue beside training, and close it when they are through."""
+"""QueueRunner: threads that fill a queue beside training, and close the queue at the end of the input."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from harness.coordinator import Coordinator, underlying
 
 
 class ClosableQueue(Protocol):
-    """What a queue runner fills: a queue of the runtime, or anything that can be closed as one."""
+    """A queue that a queue runner fills: one of the runtime, or any object that can be closed as one."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the queue."""
         ...
 
     def close(self, cancel_pending_enqueues: bool = False) -> rt.Operation:
-        """An operation that closes it."""
+        """Returns an operation that closes the queue."""
         ...
 
 
@@ -35,19 +35,29 @@ class StartsQueueRunners(Protocol):
 
 
 class QueueRunner:
-    """Runs enqueue operations in threads, one each, until the queue is closed or the coordinator stops.
+    """Threads that run enqueue operations, one each, until the queue is closed or the coordinator stops.
 
     Args:
-        queue: what the operations add to.
-        enqueue_ops: operations that add to the queue.
-        close_op: closes the queue when all threads are through; pending enqueues still happen. Made by default.
-        cancel_op: closes the queue at a stop; pending enqueues are cancelled. Made by default.
-        queue_closed_exception_types: errors that mean the end of the input or a closed queue.
-        rounds: how often each operation is run at most; then the input has ended. Without limit by default.
+        queue: The queue that the operations fill.
+        enqueue_ops: Operations that add to the queue.
+        close_op: Operation that closes the queue when all threads have ended; pending enqueues still happen. Made by
+            default.
+        cancel_op: Operation that closes the queue at a stop; pending enqueues are cancelled. Made by default.
+        queue_closed_exception_types: Errors that mean the end of the input or a closed queue.
+        rounds: Number of runs of each operation at most; then the input has ended. Without limit by default.
 
     Raises:
-        ValueError: no queue or no enqueue operations.
+        ValueError: There is no queue, or there are no enqueue operations.
         TypeError: ``queue_closed_exception_types`` is not a non-empty tuple of error types of the runtime.
+
+    Example:
+        >>> import harness
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     queue = rt.FIFOQueue(10, ["float32"])
+        ...     runner = harness.QueueRunner(queue, [queue.enqueue([1.0])])
+        >>> len(runner.enqueue_ops)
+        1
     """
 
     def __init__(
@@ -78,7 +88,7 @@ class QueueRunner:
 
     @property
     def name(self) -> str:
-        """Name of the queue."""
+        """The name of the queue."""
         return str(self._queue.name)
 
     @property
@@ -93,22 +103,22 @@ class QueueRunner:
 
     @property
     def exceptions_raised(self) -> list[BaseException]:
-        """Errors of threads that had no coordinator to report to."""
+        """The errors of threads that had no coordinator."""
         return self._raised
 
     def create_threads(
         self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Makes the threads: one for each enqueue operation, and one that cancels when the coordinator stops.
+        """Makes a thread for each enqueue operation, and one that cancels when the coordinator stops.
 
         Args:
-            sess: the session that they run in.
-            coord: gets their errors, and stops them.
-            daemon: whether they may be left behind when the process ends.
-            start: whether to start them.
+            sess: Session of the threads.
+            coord: Coordinator that receives their errors and stops them.
+            daemon: True for threads that may be left behind when the process ends.
+            start: True to start the threads.
 
         Returns:
-            The threads; none when those of an earlier call for this session still run, or have added all rounds.
+            The threads; none while those of an earlier call for this session run, or after these have added all rounds.
         """
         with self._lock:
             if self._running.get(sess, 0) > 0 or sess in self._through:
@@ -189,14 +199,17 @@ def start_queue_runners(
     """Starts all queue runners of a collection.
 
     Args:
-        sess: the session that they run in; the default session when not given. A monitored session starts its own.
-        coord: stops them.
-        daemon: whether they may be left behind.
-        start: whether to start the threads.
-        collection: of the default graph.
+        sess: Session of the threads; the default session when not given. A monitored session starts its own.
+        coord: Coordinator that stops the threads.
+        daemon: True for threads that may be left behind.
+        start: True to start the threads.
+        collection: Collection of the default graph.
+
+    Returns:
+        The threads.
 
     Raises:
-        ValueError: no session was given and there is no default one.
+        ValueError: No session was given and there is no default one.
         TypeError: ``sess`` is no session.
     """
     sess = rt.get_default_session() if sess is None else sess

@@ -1,6 +1,7 @@
-"""Readiness: the operations that give a model its values or tell which are missing, and the options of its sessions.
+"""Readiness: the operations that initialise a model and name its missing values, and the options of its sessions.
 
-An operation that the user does not give is taken from the graph's collections, or made.
+The Supervisor and the scaffold of a monitored session take from here each operation that the user does not give. It
+comes from the graph's collections, or is made.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ Feeds: TypeAlias = Mapping[Any, object]
 
 
 class CheckpointSaver(Protocol):
-    """What saves and restores variables: a ``Saver``, or the user's own."""
+    """A saver of variables: a ``Saver``, or the user's own."""
 
     def save(self, sess: rt.Session, save_path: str, global_step: Any = None) -> Any:
-        """Saves; gives the path of the checkpoint."""
+        """Saves; returns the path of the checkpoint."""
 
     def restore(self, sess: rt.Session, save_path: str) -> object:
-        """Gives the variables the values of a checkpoint."""
+        """Sets the variables to the values of a checkpoint."""
 
 
 def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
-    """What asks for the global variables that have no value.
+    """Returns the tensors that name the global variables without a value.
 
     Args:
-        graph: its global variables are looked at; what is returned is added to it, once for each set of variables.
+        graph: The graph. The tensors are added to it, once for each set of variables.
 
     Returns:
-        A string tensor with their names; one that first waits for them on their own tasks; and the placeholder that
-        is fed with how many seconds it waits at most.
+        A string tensor with the names; a string tensor that first waits for the values; and a float32 placeholder of
+        shape () for the seconds of that wait at most.
 
     Raises:
-        RuntimeError: the graph is finalized and does not have them.
+        RuntimeError: The graph is finalized and lacks the tensors.
     """
     variables = graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
     for count, made in graph.get_collection(_COLLECTION):
@@ -63,15 +64,15 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
 
 
 def reason(session: rt.Session, ready_op: Element | None) -> str:
-    """What a ready operation misses, in words; empty when it is ready or there is no such operation.
+    """Returns the reason why a model is not ready, in words; empty for none.
 
-    Ready is: no operation, no value, an int32 value, or no elements. Names of variables that are not initialised are
-    listed; a FailedPreconditionError about an uninitialised variable means not ready too (a ready operation of the
-    old kind, which asserts).
+    A model is ready where the operation returns no value, an int32 value or no elements, or there is no operation.
+    Names of variables are listed. An error about an uninitialised variable means not ready too: ready operations of an
+    old kind are assertions.
 
     Args:
-        session: where to run it.
-        ready_op: tensor or operation, or None.
+        session: Session in which the operation runs.
+        ready_op: Tensor or operation, or None.
     """
     if ready_op is None:
         return ""
@@ -86,13 +87,13 @@ def reason(session: rt.Session, ready_op: Element | None) -> str:
 
 
 def default_filters(graph: rt.Graph) -> tuple[str, ...]:
-    """Device filters under which a session does not wait for tasks that its graph does not need.
+    """Returns device filters under which a session does not wait for tasks that its graph does not need.
 
-    They are the ps tasks and every task that an operation of the graph names; a session's own task is always in. A
+    The needed tasks are the ps tasks and every task that an operation names; a session's own task is always in. A
     variable without a job may live anywhere: then there is no filter.
 
     Args:
-        graph: the graph that sessions will run.
+        graph: The graph that sessions will run.
     """
     found = {"/job:ps"}
     devices: dict[str, bool] = {}
@@ -112,12 +113,12 @@ def default_filters(graph: rt.Graph) -> tuple[str, ...]:
 
 
 def filtered(config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float) -> rt.SessionConfig:
-    """Session options with device filters, and a time limit for opening the session.
+    """Returns session options with device filters, and a time limit for opening the session.
 
     Args:
-        config: the user's options, or None.
-        graph: the graph that the session will run.
-        start_secs: seconds.
+        config: Options of the user, or None.
+        graph: The graph that the session will run.
+        start_secs: The time limit, in seconds.
     """
     config = config or rt.SessionConfig()
     filters = tuple(config.device_filters) or default_filters(graph)
@@ -125,32 +126,36 @@ def filtered(config: rt.SessionConfig | None, graph: rt.Graph, start_secs: float
 
 
 def with_start_timeout(config: rt.SessionConfig | None, secs: float) -> rt.SessionConfig:
-    """Session options under which a step waits ``secs`` seconds at least for a task that is silent but not gone.
+    """Returns session options under which a step waits ``secs`` seconds at least for a silent task.
 
-    A new session could not know whether the silent task has done what it was asked for; the old one will.
+    A new session could not know whether the silent task has done its part of the step; the old session will.
+
+    Args:
+        config: Options of the user, or None.
+        secs: Seconds.
     """
     config = config or rt.SessionConfig()
     return replace(config, reconnect_secs=max(config.reconnect_secs, secs))
 
 
 def limit_secs(config: rt.SessionConfig | None, max_wait_secs: float | None) -> float:
-    """How long a session is waited for, seconds.
+    """Returns the longest wait for a session, in seconds.
 
     Args:
-        config: its ``start_timeout_secs`` counts where it is less.
-        max_wait_secs: what was asked for; None is without a limit.
+        config: Options, whose ``start_timeout_secs`` counts where it is less.
+        max_wait_secs: The longest wait that the caller asks for; None is without a limit.
     """
     start = None if config is None else config.start_timeout_secs
     return min(math.inf if secs is None else secs for secs in (start, max_wait_secs))
 
 
 def for_recovery(config: rt.SessionConfig | None) -> rt.SessionConfig | None:
-    """The options for opening a session again: ``start_timeout_secs`` is about the start of the cluster."""
+    """Returns the options of a recovery: ``start_timeout_secs`` is about the start of the cluster."""
     return None if config is None else replace(config, start_timeout_secs=None)
 
 
 def first_of(graph: rt.Graph, key: str) -> Any:
-    """The first item of a collection, None when it is empty; that there are several is logged."""
+    """Returns the first item of a collection, or None; a line of the log tells of several."""
     items = graph.get_collection(key)
     if len(items) > 1:
         logging.info("%d items in the collection %s: the first one is used", len(items), key)
@@ -169,23 +174,23 @@ def _first_or(graph: rt.Graph, key: str, make: Callable[[], _T]) -> _T:
 
 
 def ready_op(graph: rt.Graph) -> Element:
-    """A string tensor with the names of all variables, global and local, that have no value."""
+    """Returns a string tensor with the names of all variables, global and local, without a value."""
     return _first_or(graph, rt.GraphKeys.READY_OP, rt.report_uninitialized_variables)
 
 
 def init_op(graph: rt.Graph) -> Element:
-    """An operation that initialises all global variables."""
+    """Returns an operation that initialises all global variables."""
     return _first_or(graph, rt.GraphKeys.INIT_OP, rt.global_variables_initializer)
 
 
 def local_init_op(graph: rt.Graph) -> Element | None:
-    """An operation that initialises all local variables; None when there are none."""
+    """Returns an operation that initialises all local variables; None when there are none."""
     has = bool(graph.get_collection(rt.GraphKeys.LOCAL_VARIABLES))
     return _first_or(graph, rt.GraphKeys.LOCAL_INIT_OP, rt.local_variables_initializer if has else lambda: None)
 
 
 def saver(graph: rt.Graph) -> CheckpointSaver | None:
-    """A saver of all variables; None when there are none."""
+    """Returns a saver of all variables; None when there are none."""
 
     def make() -> CheckpointSaver:
         from harness.checkpoints.saver import Saver  # Orbax takes its time to be imported: only where it is used
@@ -197,7 +202,7 @@ def saver(graph: rt.Graph) -> CheckpointSaver | None:
 
 
 def summary_op(graph: rt.Graph) -> Element | None:
-    """All summaries merged; None when there are none."""
+    """Returns all summaries merged; None when there are none."""
 
     def make() -> rt.Tensor | None:
         from harness.tensorboard.summary import merge_all
@@ -208,7 +213,7 @@ def summary_op(graph: rt.Graph) -> Element | None:
 
 
 def write_graph_text(graph: rt.Graph, directory: str) -> None:
-    """Writes ``graph.pbtxt``, the graph as a text that people can read, whole or not at all; a full disk is logged."""
+    """Writes the graph as text to ``graph.pbtxt``, whole or not at all; logs an error of the disk."""
     from etils import epath
 
     from harness.tensorboard.graph_def import graph_def
@@ -226,7 +231,7 @@ def write_graph_text(graph: rt.Graph, directory: str) -> None:
 
 
 def ready_for_local_init_op(graph: rt.Graph) -> Element:
-    """A string tensor with the names of the global variables that have no value."""
+    """Returns a string tensor with the names of the global variables without a value."""
     return _first_or(
         graph,
         rt.GraphKeys.READY_FOR_LOCAL_INIT_OP,

@@ -29,21 +29,27 @@ _DEFAULTS: Mapping[str, Callable[[rt.Graph], object]] = {
 
 
 class Scaffold:
-    """What a monitored session needs of a graph. What is not given is made by ``finalize``.
+    """The operations of a graph that a monitored session needs. ``finalize`` makes those that are not given.
 
     Args:
-        init_op: gives the global variables their first values.
-        init_feed_dict: feeds of ``init_op``.
-        init_fn: called with the scaffold and the session after ``init_op``.
-        ready_op: string tensor with the names of what is not ready.
-        ready_for_local_init_op: the same for what ``local_init_op`` needs; by default the global variables.
-        local_init_op: run in every new session.
-        summary_op: string tensor of a serialized summary.
-        saver: saves and restores.
-        copy_from_scaffold: where to take what is not given.
+        init_op: Operation that gives the global variables their first values.
+        init_feed_dict: Feeds of ``init_op``.
+        init_fn: Function of the scaffold and the session, called after ``init_op``.
+        ready_op: String tensor with the names of variables that are not ready.
+        ready_for_local_init_op: The same for ``local_init_op``; by default the global variables.
+        local_init_op: Operation of every new session.
+        summary_op: String tensor of a serialized summary.
+        saver: The saver.
+        copy_from_scaffold: Scaffold with the parts that are not given.
 
     Raises:
         TypeError: ``copy_from_scaffold`` is no Scaffold.
+
+    Example:
+        >>> import harness
+        >>> first = harness.Scaffold(init_feed_dict={"x": 1.0})
+        >>> harness.Scaffold(copy_from_scaffold=first).init_feed_dict
+        {'x': 1.0}
     """
 
     def __init__(
@@ -78,10 +84,10 @@ class Scaffold:
         return None if user is None else lambda session: user(self, session)
 
     def finalize(self) -> Scaffold:
-        """Makes what is missing and finalizes the graph.
+        """Makes the missing operations and finalizes the graph.
 
         Raises:
-            RuntimeError: a collection that gives a default holds more than one item.
+            RuntimeError: The collection of a default holds more than one item.
         """
         graph = rt.get_default_graph()
         keys = rt.GraphKeys
@@ -101,7 +107,7 @@ class Scaffold:
 
 
 class SessionCreator:
-    """Base of session creators. A monitored session takes any object with ``create_session()``."""
+    """Base of session creators; a monitored session takes any object with ``create_session()``."""
 
     def create_session(self) -> rt.Session:
         """Opens a session that is ready for training."""
@@ -112,10 +118,10 @@ class TrainingSessionCreator(SessionCreator):
     """Base of the session creators of the chief and of the other tasks.
 
     Args:
-        scaffold: what makes the model ready; a new one by default.
-        master: session target.
-        config: session options.
-        max_wait_secs: how long to wait for the model and for tasks, at the start and in each recovery.
+        scaffold: Scaffold of the graph; a new one by default.
+        master: Target of the sessions.
+        config: Options of the sessions.
+        max_wait_secs: The longest wait for the model and for tasks, in seconds, at the start and in each recovery.
     """
 
     role = Role.OTHER
@@ -159,11 +165,11 @@ class TrainingSessionCreator(SessionCreator):
 
     @property
     def scaffold(self) -> Scaffold:
-        """What makes the model ready."""
+        """The scaffold of the graph."""
         return self._scaffold
 
     def manager(self) -> SessionManager:
-        """The session manager; it finalizes the scaffold when it is made."""
+        """Returns the session manager, and finalizes the scaffold at the first call."""
         if self._manager is None:
             graph = rt.get_default_graph()
             if not graph.finalized:  # the manager adds two operations of its own
@@ -179,7 +185,7 @@ class TrainingSessionCreator(SessionCreator):
         return self._manager
 
     def records(self) -> RunRecords | None:
-        """The run records behind the target; None without a cluster."""
+        """Returns the run records behind the target; None without a cluster."""
         return self.manager().records(self._master, self._options(), self.role)
 
     def bare_session(self) -> rt.Session:
@@ -193,15 +199,15 @@ class TrainingSessionCreator(SessionCreator):
 
 
 class ChiefSessionCreator(TrainingSessionCreator):
-    """Makes the chief's sessions: keeps the live model, else restores, else initialises.
+    """The maker of the chief's sessions: it keeps the live model, else restores, else initialises.
 
     Args:
-        scaffold: what makes the model ready; a new one by default.
-        master: session target.
-        config: session options.
-        checkpoint_dir: directory of the checkpoints to restore from.
-        checkpoint_filename_with_path: one checkpoint to restore from.
-        max_wait_secs: how long to wait for tasks.
+        scaffold: Scaffold of the graph; a new one by default.
+        master: Target of the sessions.
+        config: Options of the sessions.
+        checkpoint_dir: Directory of the checkpoints to restore from.
+        checkpoint_filename_with_path: Path of the one checkpoint to restore from.
+        max_wait_secs: The longest wait for tasks, in seconds.
     """
 
     role = Role.CHIEF
@@ -220,7 +226,7 @@ class ChiefSessionCreator(TrainingSessionCreator):
         self._checkpoint = checkpoint_filename_with_path
 
     def create_session(self) -> rt.Session:
-        """Opens a session and makes it ready."""
+        """Opens a session and makes its model ready."""
         manager = self.manager()
         scaffold = self._scaffold
         return manager.prepare_session(
@@ -238,13 +244,13 @@ class ChiefSessionCreator(TrainingSessionCreator):
 
 
 class WorkerSessionCreator(TrainingSessionCreator):
-    """Makes the sessions of tasks that are not the chief: waits until the chief has made the model ready.
+    """The maker of the sessions of other tasks, which wait for the chief to make the model ready.
 
     Args:
-        scaffold: what makes the model ready; a new one by default.
-        master: session target.
-        config: session options.
-        max_wait_secs: how long to wait.
+        scaffold: Scaffold of the graph; a new one by default.
+        master: Target of the sessions.
+        config: Options of the sessions.
+        max_wait_secs: The longest wait, in seconds.
     """
 
     def __init__(
@@ -262,7 +268,7 @@ class WorkerSessionCreator(TrainingSessionCreator):
 
 
 class OpensSessions(Protocol):
-    """An object that opens the sessions of a monitored session: a ``SessionCreator``, or one of the user's own."""
+    """An object that opens the sessions of a monitored session."""
 
     def create_session(self) -> rt.Session:
         """Opens a session that is ready for training."""

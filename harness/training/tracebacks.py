@@ -17,9 +17,9 @@ _LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows
 
 
 def shorten(error: BaseException) -> None:
-    """Has Python print the short traceback of an error, if nothing catches this very error.
+    """Makes Python print the short traceback of an error that nothing catches.
 
-    A program that prints tracebacks in a way of its own (``sys.excepthook``) goes on to do so.
+    A program with its own ``sys.excepthook`` continues to print tracebacks in its own way.
     """
     show = sys.excepthook
     if show is not sys.__excepthook__ or os.environ.get(VARIABLE) == "full":
@@ -35,10 +35,10 @@ def shorten(error: BaseException) -> None:
 
 
 def short(error: BaseException) -> str:
-    """The traceback of an error, and of those that it comes from where the program had a part in them.
+    """Returns the traceback of an error, without the frames of ``harness`` and ``runtime``.
 
-    Returns:
-        What Python prints, without the frames of ``harness`` and ``runtime``, and a line that says so.
+    The traceback of a cause or context stays where the program had a part in it. The last line says that frames are
+    left out.
     """
     told = traceback.TracebackException.from_exception(error)
     _leave_out_ours(told)
