@@ -1,4 +1,8 @@
-"""ManagedSession: a session that makes itself a new one when a task that it needs is lost."""
+"""ManagedSession: the session of a training loop, which survives the loss of tasks.
+
+``Lifecycle`` makes a ``ManagedSession`` for Supervisor and MonitoredSession. A lost task is told from an error of the
+step's own Python by ``Session.lost``, which knows where an error comes from. The type of an error does not tell.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +21,32 @@ from harness.training.session_manager import LOST_CONTACT
 from harness.training.session_source import RunSessions
 
 TRIES = 3
-"""New sessions in a row for one step that find nothing different, or too little memory: a fourth is no use."""
+"""New sessions in a row for one step that find nothing different, or too little memory, before the error is raised."""
 _PAUSE_SECS = 0.5
-"""Before the second of them: what a task is short of may pass."""
+"""Seconds before the second new session and each later one: a shortage on a task may pass."""
 _T = TypeVar("_T")
 
 
 class ManagedSession(rt.Session):
     """A session whose ``run`` survives the loss of tasks.
 
-    When the tasks of the session underneath raise UnavailableError or AbortedError (``Session.lost``), a new session is
-    opened (the chief restores what is lost, the others wait for that), and the step is run again in it: the caller sees
-    a step that took longer. The same error of a Python call in the step is that call's own. Any number of threads may
-    use the session; one of them recovers, the others wait for that. A step that fails again in ``TRIES`` new sessions
-    in which nothing is different, or for which there is too little memory as often, raises its error.
+    When the tasks of the session underneath raise UnavailableError or AbortedError, a recovery opens a new session and
+    runs the step again there. The caller sees a step that took longer. The chief restores lost variables; other tasks
+    wait for the chief. The same error of a Python call in the step is raised.
 
-    It is a session to whoever is given one, and has none of a session's own state: what it does not do itself, it asks
-    of the present session underneath, ``raw``.
+    Any number of threads may use the session; one thread recovers while the other threads wait. A step raises its error
+    after ``TRIES`` new sessions in which nothing was different, or memory was short.
+
+    The class inherits the type of a session, for callers that ask for a session, and none of a session's state. Every
+    other attribute is the one of the present session underneath, ``raw``.
 
     Args:
-        sessions: Opens the first session, and a new one in each recovery.
-        graph: the graph that is run.
-        grace_period: when it is exhausted, nothing is recovered any more.
-        recover: False lets the errors out, as the classic session does.
-        global_step: for telling what was lost.
-        on_recovery: called with each new session after a recovery, before any step is run in it.
+        sessions: Sessions of the run: the first one, and a new one in each recovery.
+        graph: Graph that is run.
+        grace_period: Grace period after whose end nothing is recovered.
+        recover: False raises the error of a lost task, as TF1's session does.
+        global_step: Variable that counts the steps, for the log of lost steps; None for none.
+        on_recovery: Function that is called with each new session after a recovery, before any step runs there.
     """
 
     def __init__(
@@ -69,17 +74,18 @@ class ManagedSession(rt.Session):
         self._seen: int | None = None
         self._lost: tuple[int, int] | None = None
         self._closed = False
-        self._steps: dict[int, float] = {}  # by thread: since when it has been running one
+        # By thread that runs a step: the begin of the step on time.monotonic().
+        self._steps: dict[int, float] = {}
         self.on_exit: Callable[[BaseException | None], object] | None = None
-        """Called when a ``with`` block of the session ends, before it is closed, with the error that ends it."""
+        """Function that is called at the end of a ``with`` block, before the close, with the error of the block."""
         self.left: rt.TaskLeftError | None = None
-        """Why nothing more can be trained: a task has left, as training is over."""
+        """Error that ends all training here: a task has left, as training is over. None before."""
         self.is_chief: bool | None = None
         """True on the chief of the run; None of a session that is part of no run."""
         self.last_loss: rt.OpError | None = None
-        """What the last recovery was for; names the task."""
+        """Error that the last recovery was for; names the task."""
         self.recoveries = 0
-        """How often a new session has been opened."""
+        """Number of recoveries, each with a new session."""
         self.raw = sessions.open(False)
         """The present session underneath."""
         self.config = self.raw.config
@@ -88,12 +94,19 @@ class ManagedSession(rt.Session):
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any, **options: Any) -> Any:
         """Runs one step; arguments, result and errors are those of ``Session.run``.
 
+        Args:
+            fetches: As in ``Session.run``.
+            feed_dict: As in ``Session.run``.
+            *arguments: Further arguments of ``Session.run``.
+            **options: Further arguments of ``Session.run``, by name.
+
         Raises:
-            BaseException: what has stopped the coordinator, such as the failure of a service thread.
-            UnavailableError, AbortedError: a task was lost, and the session does not recover, or is to stop.
-            ResourceExhaustedError: it needs more memory than a task has.
-            DeadlineExceededError: it was not possible to recover in time; names who is missing.
-            OutOfRangeError: the chief has finished training meanwhile. TaskLeftError: a task has left since.
+            BaseException: The error that has stopped the coordinator, such as the failure of a service thread.
+            UnavailableError, AbortedError: A task was lost, and the session does not recover, or is to stop.
+            ResourceExhaustedError: The step needs more memory than a task has.
+            DeadlineExceededError: A recovery did not succeed in time. The message names the missing task.
+            OutOfRangeError: The chief has finished training meanwhile.
+            TaskLeftError: A task has left since, as training is over.
         """
         result = self.run_again(lambda raw: raw.run(fetches, feed_dict, *arguments, **options))
         self.note(fetches, result)
@@ -103,20 +116,22 @@ class ManagedSession(rt.Session):
         """Calls a function with the session underneath, and again with each new one that a loss makes necessary.
 
         Args:
-            step: Runs a step in the session that it is given.
+            step: Function of a session that runs a step.
 
         Returns:
             The value of the function.
 
         Raises:
-            BaseException: What has stopped the coordinator, or what the function raises that is no loss of the session.
+            BaseException: The error that has stopped the coordinator, or an error of the function that is no loss of
+                the session.
         """
         recoveries = Recoveries(self)
         self._steps[threading.get_ident()] = time.monotonic()
         try:
             while True:
+                # The failure of a service reaches the training loop here, not only the log.
                 if self._coord.should_stop():
-                    self._coord.raise_requested_exception()  # a service has failed: not only in the log
+                    self._coord.raise_requested_exception()
                 raw = self.raw
                 try:
                     return step(raw)
@@ -125,7 +140,8 @@ class ManagedSession(rt.Session):
                         continue
                     if isinstance(error, rt.TaskLeftError) and raw.raised(error):
                         self.left = error
-                    self._coord.raise_requested_exception()  # what a thread's failure has led to: a closed queue
+                    # The error of a thread comes first: a closed queue, say, is only its consequence.
+                    self._coord.raise_requested_exception()
                     raise
         finally:
             self._steps.pop(threading.get_ident(), None)
@@ -135,25 +151,25 @@ class ManagedSession(rt.Session):
         self._steps.clear()
 
     def step_secs(self) -> float:
-        """For how long the oldest of the steps under way has been running, seconds; 0 when there is none."""
+        """Returns the age of the oldest step under way, in seconds; 0 when there is none."""
         began = min(list(self._steps.values()), default=None)
         return 0.0 if began is None else time.monotonic() - began
 
     def replaced(self, raw: rt.Session) -> bool:
-        """Whether another thread has put a new session in the place of one, and closed that, while a step waited in it.
+        """Returns True if another thread has replaced and closed a session. Waits for a recovery under way.
 
         Args:
-            raw: the session of the step; a recovery that is under way is waited for.
+            raw: Session underneath in which a step has run.
         """
         with self._recovery:
             return raw is not self.raw
 
     def note(self, fetches: Any, result: Any) -> None:
-        """Remembers the global step that a step has fetched, for telling what was lost.
+        """Notes the global step among the values that a step has fetched, for the log of lost steps.
 
         Args:
-            fetches: What was fetched; looked into as far as it is lists, tuples and dictionaries.
-            result: The values, in the same structure.
+            fetches: Fetches of the step. Lists, tuples and dictionaries are searched.
+            result: Values, in the same structure.
         """
         if isinstance(fetches, dict):
             for key, fetch in fetches.items():
@@ -165,7 +181,7 @@ class ManagedSession(rt.Session):
             self._seen = max(int(result), self._seen or 0)
 
     def _is_step(self, op: rt.Operation | None) -> bool:
-        """Returns True if an operation gives the value of the global step: it reads it, or what it has become."""
+        """Returns True if an operation reads the global step, or updates the step alone and returns the result."""
         known = self._gives_step.get(op)
         if known is None:
             name = getattr(getattr(self._global_step, "op", None), "name", "")
@@ -178,8 +194,12 @@ class ManagedSession(rt.Session):
         """Replaces a broken session, unless another thread has done so already.
 
         Args:
-            broken: the session that raised.
-            error: what it raised; raised again when there is to be no recovery, or the session has not lost a task.
+            broken: Session underneath that raised.
+            error: Error of that session. Raised again when there is to be no recovery, or no task is lost.
+
+        Raises:
+            TaskLeftError: A task has left, as training is over.
+            BaseException: The error, or the error that has ended the recovery.
         """
         if not self._recovers:
             raise error
@@ -216,7 +236,8 @@ class ManagedSession(rt.Session):
                     if not fresh.lost(again):
                         fresh.close()
                         raise
-                    logging.warning("lost contact again: %s", again)  # the next run finds out, and recovers again
+                    # The next run meets the loss again, and recovers.
+                    logging.warning("lost contact again: %s", again)
             self._log_recovery(broken, fresh, time.monotonic() - started)
             self.raw = fresh
             broken.close()
@@ -229,9 +250,11 @@ class ManagedSession(rt.Session):
             except LOST_CONTACT as again:
                 logging.warning("lost contact again: %s", again)
         if now is not None:
-            self._seen = now  # what is lost is told once
+            # A lost step is reported once.
+            self._seen = now
             if self._lost is not None and known is not None and known <= self._lost[1]:
-                self._lost = (self._lost[0], now)  # lost again before anything was made good
+                # A second loss, before the steps of the first were trained again.
+                self._lost = (self._lost[0], now)
             elif known is not None and known > now:
                 self._lost = (known, now)
         rt.lowlevel.metrics.add("recoveries_total")
@@ -241,7 +264,8 @@ class ManagedSession(rt.Session):
             logging.warning("%s", text)
         elif known is None or (known <= now and self._value_id(broken) == self._value_id(fresh)):
             logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
-        elif known <= now:  # gone back, and the others have trained on since
+        elif known <= now:
+            # The step went back, and other workers have trained since: this task cannot count the lost steps.
             logging.warning(
                 "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
                 "(step %d was the last seen here)",
@@ -254,37 +278,37 @@ class ManagedSession(rt.Session):
             )
 
     def _value_id(self, session: rt.Session) -> str:
-        """Which life of the global step's task a session uses; replacing values replaces those of every task."""
+        """Returns the id of the global step's value. A restore gives new ids to the values of every task."""
         return session.value_ids[session.placement([self._global_step])[self._global_step].task_name]
 
     def last_step(self) -> int | None:
-        """Returns the latest global step that a run has fetched, None when none has; after a recovery the one then."""
+        """Returns the latest global step that a step has fetched; None before. A recovery sets it back."""
         return self._seen
 
     def reached(self) -> int | None:
-        """How far training had come: ``last_step``, or what was lost and of which nothing has been made good since."""
+        """Returns the highest global step so far: ``last_step``, or a lost step that was not trained again since."""
         last = self.last_step()
         return self._lost[0] if self._lost is not None and last is not None and last <= self._lost[1] else last
 
     @property
     def coord(self) -> Coordinator:
-        """What stops training in this task."""
+        """The coordinator that stops training in this task."""
         return self._coord
 
     # -- its end -----------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True after ``close``."""
         return self._closed
 
     def close(self) -> None:
-        """Ends the session, and a step that is under way with CancelledError. Never waits for a dead task."""
+        """Closes the session; a step under way ends with CancelledError. Never waits for a dead task."""
         self._closed = True
         self.raw.close()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        """Ends what belongs to the block (``on_exit``), takes back the defaults and closes the session."""
+        """Calls ``on_exit``, takes back the defaults and closes the session."""
         try:
             if self.on_exit is not None:
                 self.on_exit(value)
@@ -293,7 +317,7 @@ class ManagedSession(rt.Session):
 
 
 class _OfRaw:
-    """An attribute that is the one of the present session underneath."""
+    """An attribute that reads the same attribute of the present session underneath."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -310,10 +334,10 @@ for _name in (
 
 
 class Recoveries:
-    """The recoveries of one thing that is to be done, such as a step.
+    """The recoveries of one action in a session, such as a step.
 
     Args:
-        session: The session in which it is done.
+        session: Session of the action.
     """
 
     def __init__(self, session: ManagedSession) -> None:
@@ -321,15 +345,15 @@ class Recoveries:
         self._in_vain = 0
 
     def cure(self, raw: rt.Session, error: BaseException) -> bool:
-        """Returns True if an error ended only a session underneath, in whose place there is another one now.
+        """Returns True if an error has ended only a session underneath, and a new session has taken its place.
 
         Args:
-            raw: The session underneath that was used.
-            error: What ended its use.
+            raw: Session underneath that was used.
+            error: Error that ended the use.
 
         Raises:
-            ResourceExhaustedError: There was too little memory, ``TRIES`` times.
-            UnavailableError, AbortedError: The session has not lost a task, or it has, in vain, for the so manyth time.
+            ResourceExhaustedError: Memory was short in ``TRIES`` sessions.
+            UnavailableError, AbortedError: The session has not lost a task, or ``TRIES`` recoveries were in vain.
         """
         session = self._session
         if not isinstance(error, LOST_CONTACT):
@@ -351,11 +375,11 @@ class Recoveries:
 
 
 def is_chief(session: rt.Session, default: bool) -> bool:
-    """Returns True if the task of a session is the chief of its run, as who opened the session has said.
+    """Returns True if the task of a session is the chief of its run.
 
     Args:
-        session: The session.
-        default: The answer for a session that is part of no run.
+        session: Session of the task.
+        default: Answer for a session that is part of no run.
     """
     found = getattr(session, "is_chief", None)
     return default if found is None else bool(found)
