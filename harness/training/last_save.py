@@ -1,7 +1,7 @@
-"""The last save of a run: what training has come to is in it, or the end says what is lost.
+"""The last save of a run: it holds the last step, or the end of the run says which steps are lost.
 
-Nothing comes after it that would make up for it. So it is begun anew where a task is lost meanwhile, and waits where
-the disk is full: the tasks hold the model until it is saved.
+No later save can make up for a failed one. So the last save begins again when a task is lost meanwhile, and waits when
+the disk is full. The ps tasks hold the model until the save has ended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from harness.training.managed_session import ManagedSession, Recoveries
 from harness.training.session_manager import LOST_CONTACT
 
 ROOM_SECS = 600.0
-"""How long the last save of a run waits for room on its disk."""
+"""Seconds that the last save of a run waits for room on its disk."""
 _ROOM_TRY_SECS: Final = 10.0
-"""How often it is begun anew meanwhile."""
+"""Seconds between two tries on a full disk."""
 _AWAY_TRY_SECS: Final = 1.0
-"""How often, while its file system does not answer."""
+"""Seconds between two tries on a file system that does not answer."""
 _SIGNAL_SECS: Final = 0.5
+"""Seconds between two looks for a signal in these waits."""
 _ADVICE: Final = "start this task again to train them"
 
 
@@ -37,33 +38,34 @@ def save_the_end(
     over: bool,
     signalled: Callable[[], bool],
 ) -> None:
-    """Has ``final`` write what is last, and makes sure that it holds the step that training had come to.
+    """Calls ``final``, again where necessary, and checks that the last trained step was saved.
 
-    A task that dies while training ends takes its variables along. The chief restores them, but the loop that would
-    train the lost steps again is over. So the end is an error then, and nobody is told that training is done: the chief
-    that is started again finds the restored model alive and trains what is missing.
+    A task that dies while training ends takes its variables along. The chief restores the variables, but the loop that
+    would train the lost steps again has ended. So the end is an error, and is not reported to the other tasks. A chief
+    that is started again keeps the restored model and trains the lost steps.
 
-    A full disk is waited for, if training is over, for ``ROOM_SECS``, and a file system that does not answer in any
-    case. An error of a saver or a hook that is no loss of the session's tasks is raised as it is.
+    The save waits up to ``ROOM_SECS`` for room on a full disk, if training is over, and for a file system that does not
+    answer in any case. An error of a saver or a hook that is no loss of the session's tasks is raised.
 
     Args:
-        session: the training session; lost tasks are recovered for as long as its grace period lasts.
-        final: writes the last checkpoint and summaries; begun anew when a task is lost meanwhile.
-        global_step: the global step.
-        reached: how far training had come; None when nobody knows.
-        checkpoint_dir: where the newest checkpoint lies.
-        over: training is done; False when it was interrupted and will be taken up again: losses are only logged.
-        signalled: whether somebody has asked this process to end meanwhile: then nothing is waited for.
+        session: Training session. Lost tasks are recovered during its grace period.
+        final: Function that writes the last checkpoint and summaries. Called again when a task was lost meanwhile.
+        global_step: Variable that counts the steps.
+        reached: Highest global step before the end; None when not known.
+        checkpoint_dir: Directory of the checkpoints.
+        over: True when training is done. False when training was interrupted: losses are only logged.
+        signalled: Function that returns True after a signal. Then no wait begins.
 
     Raises:
-        DiskFullError: the disk is full, and has stayed so.
-        AbortedError: a task was lost, and with it steps that nobody has trained again; names it and them.
-        UnavailableError, DeadlineExceededError: the same, and the lost task has not come back.
+        DiskFullError: The disk is full, and has stayed so.
+        AbortedError: A task was lost, and steps with it. The message names the task and the steps.
+        UnavailableError, DeadlineExceededError: The same, and the lost task has not come back.
     """
     room_until = None
     recoveries = Recoveries(session)
     while True:
-        raw = session.raw  # a recovery within final would put old values into a checkpoint of the end
+        # All of the save runs in one session underneath: a recovery in the middle would save old values as the last.
+        raw = session.raw
         try:
             now = int(raw.run(global_step))
             final(raw)
@@ -83,8 +85,9 @@ def save_the_end(
                 text = f"{error.message}; {not_saved(reached, checkpoint_dir)}"
                 raise type(error)(text, task=error.task) from error
         except Exception as error:
+            # The error is one of a saver or a hook, or of a session that was closed: no recovery helps.
             if raw is session.raw and not raw.lost(error):
-                raise  # of a saver or a hook of the user's own, or of the session's end
+                raise
             try:
                 if not recoveries.cure(raw, error):
                     raise
@@ -103,7 +106,7 @@ def save_the_end(
 
 
 def saved_step(checkpoint_dir: str) -> int | None:
-    """The step of the newest checkpoint of a directory; None when there is none, or nobody can tell."""
+    """Returns the step of the newest checkpoint of a directory; None when there is none or it is not known."""
     from harness.checkpoints.saver import latest_checkpoint
 
     try:
@@ -115,17 +118,18 @@ def saved_step(checkpoint_dir: str) -> int | None:
 
 
 def not_saved(reached: int | None, checkpoint_dir: str) -> str:
-    """What is lost when nothing is saved any more, in words.
+    """Returns the words for the steps that are lost when no further save comes.
 
     Args:
-        reached: how far training had come; None when nobody knows.
-        checkpoint_dir: where the newest checkpoint lies.
+        reached: Highest global step; None when not known.
+        checkpoint_dir: Directory of the checkpoints.
     """
     from harness.checkpoints.saver import latest_checkpoint
 
     try:
         found = latest_checkpoint(checkpoint_dir)
-    except (rt.UnavailableError, rt.PermissionDeniedError) as error:  # this is for a message that must come out
+    except (rt.UnavailableError, rt.PermissionDeniedError) as error:
+        # The words are part of another error's message, which must come out.
         return f"what was done since the last checkpoint is not saved: which one is the newest is not known ({error})"
     kept = f"the newest checkpoint is {found}" if found else "there is no checkpoint"
     name = os.path.basename(found) if found else "0"
@@ -141,9 +145,9 @@ def _tell(error: rt.OpError, cause: BaseException | None, over: bool) -> None:
 
 
 def _until_next_try(until: float, pause_secs: float, signalled: Callable[[], bool]) -> bool:
-    """Waits until a save may be begun anew; False where the time is over, or somebody wants the process to end.
+    """Waits until the next try of a save; returns False after a signal, or when the time is up.
 
-    No event tells of room on a disk, and signals are only noted during a last save.
+    The wait looks again and again: no event reports room on a disk, and a last save only notes signals.
     """
     next_try = min(until, time.monotonic() + pause_secs)
     while not signalled() and time.monotonic() < next_try:

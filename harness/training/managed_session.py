@@ -278,7 +278,7 @@ class ManagedSession(rt.Session):
             )
 
     def _value_id(self, session: rt.Session) -> str:
-        """Returns the id of the global step's value. A restore gives new ids to the values of every task."""
+        """Returns the id of the values on the global step's task. A restore gives the values of every task new ids."""
         return session.value_ids[session.placement([self._global_step])[self._global_step].task_name]
 
     def last_step(self) -> int | None:

@@ -1,4 +1,7 @@
-"""The mark of the end: what a chief leaves in the run directory for those who see nothing else of the run."""
+"""The mark of the end: a file that a chief leaves in the run directory, with the step of the last checkpoint.
+
+An evaluator that sees only the directory reads the mark, and waits for no further checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ import runtime as rt
 from runtime.lowlevel import storage
 
 END_FILE = "finished.json"
-"""In the run directory: the step of the last checkpoint. A later one makes it worthless, so nobody need delete it."""
+"""Name of the file in the run directory. A later checkpoint makes the mark void, so no task deletes it."""
 
 
 def end_mark(logdir: str) -> tuple[int, int] | None:
-    """The mark that the run of a directory has ended; None where there is none, or a checkpoint has come since.
+    """Returns the mark of a directory whose run has ended; None without a mark, or after a later checkpoint.
+
+    Args:
+        logdir: Directory of the run.
 
     Returns:
-        The step, and when it was written as the file system tells it: what tells this mark from another.
+        The step, and the time of the file in nanoseconds, which tells two marks apart.
     """
     from harness.checkpoints.saver import latest_checkpoint
 
@@ -28,12 +34,18 @@ def end_mark(logdir: str) -> tuple[int, int] | None:
         written = os.stat(path).st_mtime_ns
         newest = os.path.basename(latest_checkpoint(logdir) or "")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, rt.OpError):
-        return None  # nothing that anybody could read
+        # A file that cannot be read is no mark.
+        return None
     return (step, written) if newest.isdigit() and int(newest) == step else None
 
 
 def note_end(logdir: str, step: int | None) -> None:
-    """Writes, as the chief, that training is over and which checkpoint is its last; nothing where there is none."""
+    """Writes the mark, as the chief; does nothing without a checkpoint.
+
+    Args:
+        logdir: Directory of the run.
+        step: Step of the last checkpoint; None where there is none.
+    """
     from etils import epath
 
     if step is None:

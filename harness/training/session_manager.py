@@ -1,7 +1,7 @@
-"""SessionManager: opens a session and makes it ready - by initialising, restoring, keeping what lives, or waiting.
+"""SessionManager: opens a session and makes the model ready, by keeping, restoring, initialising or waiting.
 
 Every start and every recovery is one loop (``SessionManager._until_ready``): open a session, ask the cluster, decide
-(``policy.py``), act. Lost contact on the way means another session, after a pause.
+(``policy.py``), act. A loss of contact on the way leads to another session, after a pause.
 """
 
 from __future__ import annotations
@@ -26,39 +26,42 @@ from harness.training.policy import Action, Role
 from runtime.lowlevel import RunRecords
 
 ATTEMPT_SECS = 10.0
+"""Seconds of one attempt to open a session, or of one blocking wait. After each the loop looks for a stop."""
 _LOG_EVERY_SECS = 10.0
-"""How long one attempt to open a session or one blocking wait takes; after each it is looked whether to stop."""
+"""Seconds between two lines with the same reason for a wait."""
 _LOCK_SECS = 0.5
 """Seconds between two tries to take the lock of a log directory."""
 OWN_SECS = 1.0
-"""The same where the wait takes all of it, because variables are among those awaited that nobody else initialises."""
+"""Seconds of one blocking wait where variables lie on the session's own task: no chief initialises those, so the wait
+always takes its full length."""
 RIVAL_SECS = 5.0
-"""How long the chief of another run is looked at: one that has just died gives no sign of life meanwhile."""
+"""Seconds that the chief of another run is watched: a chief that has just died gives no sign of life meanwhile."""
 FIRST_BACKOFF_SECS = 0.05
+"""Seconds of the first pause between two attempts; each pause doubles the one before."""
 LAST_BACKOFF_SECS = 1.0
-"""Pauses between two attempts: from, doubling, to."""
+"""Seconds of the longest pause between two attempts."""
 GIVE_UP_SECS = 7200.0
-"""How long a session is waited for by default, at the start and in each recovery."""
+"""Seconds that a session is waited for by default, at the start and in each recovery."""
 LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
-"""What a new session can cure: a task is gone, or has restarted, or its variables were restored."""
+"""Errors that a new session can cure: a task is gone, or was started again, or its variables were restored."""
 
 
 class TrainingOver(rt.OutOfRangeError):
-    """The chief has finished training: a clean end for everybody else.
+    """The chief has finished training, which is a clean end for the other tasks.
 
-    It has a type of its own, as functions of the user's that make the model ready may raise any other OutOfRangeError.
+    The type differs from OutOfRangeError because a user's ``init_fn`` may raise that at the end of its data.
     """
 
 
 @runtime_checkable
 class DirectorySaver(Protocol):
-    """A saver that chooses among the checkpoints of a directory; one of another make need not."""
+    """A saver that chooses among the checkpoints of a directory. A user's own saver need not choose."""
 
     def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
-        """Restores the newest checkpoint that is not damaged; gives its path, None when there is none."""
+        """Restores the newest checkpoint that is not damaged; returns its path, None when there is none."""
 
     def take_states(self, checkpoint_dir: str) -> None:
-        """Takes the states of the trainer in the newest checkpoint for the last that are known."""
+        """Keeps the trainer's states of the newest checkpoint as the last known ones."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,17 @@ class _Request:
     """A session that is to be opened and made ready.
 
     Attributes:
-        role: of this task.
-        master: session target.
-        config: session options of the user's.
-        options: for the decision.
-        records: the run records behind the target; None for a session that shares nothing.
-        init_op: gives the variables values; it and all below are the chief's.
-        init_feed_dict: feeds of ``init_op``.
-        init_fn: called with the session after ``init_op``.
-        saver: restores; None restores nothing.
-        checkpoint_dir: directory of the checkpoints.
-        checkpoint: one checkpoint, instead of the newest of a directory.
+        role: Role of this task.
+        master: Session target.
+        config: Session options of the user's.
+        options: Options of the decision.
+        records: Run records behind the target; None for a session that shares nothing.
+        init_op: Operation that gives the variables values. This and all attributes below are the chief's.
+        init_feed_dict: Feeds of ``init_op``.
+        init_fn: Function that is called with the session after ``init_op``.
+        saver: Saver that restores; None restores nothing.
+        checkpoint_dir: Directory of the checkpoints.
+        checkpoint: Path of one checkpoint, instead of the newest of a directory.
     """
 
     role: Role
@@ -93,19 +96,19 @@ class _Request:
 
     @property
     def logdir(self) -> str:
-        """The directory in the form that tells whether it is another one; empty for none."""
+        """The directory in a form that two runs can compare; empty for none."""
         if not self.checkpoint_dir or "://" in self.checkpoint_dir:
             return self.checkpoint_dir or ""
         return os.path.realpath(self.checkpoint_dir)
 
 
 class _HoldingSession(rt.Session):
-    """A session that gives the chief's hold on the log directory back when the session is closed."""
+    """A session that releases the chief's lock of the log directory with its close."""
 
     hold: log_directory.DirectoryLock
 
     def close(self) -> None:
-        """Ends the session; as ``Session.close``."""
+        """Closes the session, then releases the lock."""
         super().close()
         self.hold.release()
 
@@ -114,17 +117,17 @@ class SessionManager:
     """Opens sessions for training.
 
     Args:
-        local_init_op: run in every new session, by the chief and the others.
-        ready_op: string tensor with the names of what is not ready, empty when all is; None: nothing is checked.
-        ready_for_local_init_op: the same for what ``local_init_op`` needs; None: nothing is checked.
-        graph: the graph; the default graph when not given.
-        recovery_wait_secs: how often a ready operation of the user's own is looked at. Variables need no looking at:
-            their tasks tell the moment they are ready.
-        local_init_feed_dict: feeds of ``local_init_op``.
-        grace_period: ends waits when training is to stop.
+        local_init_op: Operation that runs in every new session, of the chief and of the other tasks.
+        ready_op: String tensor with the names of what is not ready, empty when all is. None checks nothing.
+        ready_for_local_init_op: The same for what ``local_init_op`` needs. None checks nothing.
+        graph: Graph of the sessions. Default: the default graph.
+        recovery_wait_secs: Seconds between two looks at a ready operation of the user's own. Variables need no looks:
+            their tasks report them ready at once.
+        local_init_feed_dict: Feeds of ``local_init_op``.
+        grace_period: Grace period whose end ends waits.
 
     Raises:
-        ValueError: ``ready_for_local_init_op`` without ``local_init_op``.
+        ValueError: ``ready_for_local_init_op`` was given without ``local_init_op``.
     """
 
     def __init__(
@@ -156,18 +159,18 @@ class SessionManager:
         self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
         self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
         self.series = ""
-        """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where none is told."""
+        """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where not known."""
 
     @property
     def probe(self) -> rt.Tensor:
-        """A tensor that touches every task that holds variables: fetching it finds out who is lost."""
+        """A tensor that touches every task with variables: to fetch the tensor finds a lost task."""
         return self._missing
 
     def stop_with(self, grace_period: GracePeriod) -> None:
-        """Lets a Supervisor's grace period end waits, unless one was given to the constructor.
+        """Sets the grace period, unless the constructor was given one.
 
         Args:
-            grace_period: ends waits when training is to stop.
+            grace_period: Grace period whose end ends waits.
         """
         if self._has_own_grace_period:
             self._grace_period = grace_period
@@ -189,29 +192,29 @@ class SessionManager:
         *,
         recovering: bool = False,
     ) -> rt.Session:
-        """Opens a session as the chief: keeps the model if it is alive, else restores it, else initialises it.
+        """Opens a session as the chief: keeps a live model, else restores, else initialises.
 
-        Nobody trains while values are being given: the tasks are told first, and sessions that used older values are
-        cut off (see ``docs/guarantees.md``). What is lost is logged.
+        No task trains while variables get values. The ps tasks are informed first, and cut off sessions that used older
+        values (docs/guarantees.md). Lost steps are logged.
 
         Args:
-            master: session target.
-            init_op: operation that gives all variables values.
-            saver: what restores; without one nothing is restored.
-            checkpoint_dir: directory of the checkpoints.
-            checkpoint_filename_with_path: one checkpoint, instead of the newest of a directory.
-            wait_for_checkpoint: wait for a checkpoint before initialising.
-            max_wait_secs: how long to wait for tasks, and for a checkpoint.
-            config: session options; without device filters, ``readiness.default_filters`` are used.
-            init_feed_dict: feeds of ``init_op``.
-            init_fn: called with the session after ``init_op``; not when the model was restored or kept.
-            recovering: training has been going on in this process before; for the log.
+            master: Session target.
+            init_op: Operation that gives all variables values.
+            saver: Saver that restores; None restores nothing.
+            checkpoint_dir: Directory of the checkpoints.
+            checkpoint_filename_with_path: Path of one checkpoint, instead of the newest of a directory.
+            wait_for_checkpoint: True to wait for a checkpoint before the model is initialised.
+            max_wait_secs: Seconds to wait for tasks, and for a checkpoint.
+            config: Session options. Without device filters ``readiness.default_filters`` are used.
+            init_feed_dict: Feeds of ``init_op``.
+            init_fn: Function that is called with the session after ``init_op``; not for a restored or live model.
+            recovering: True if this process has trained in the run before; for the log.
 
         Raises:
-            RuntimeError: nothing can make the model ready, or it is not ready after all.
-            TrainingOver: the run has finished, and this task was started again by its launcher since.
-            DeadlineExceededError: tasks did not answer in time; names them.
-            ValueError: both kinds of checkpoint location were given.
+            RuntimeError: Nothing can make the model ready, or the model is not ready after all.
+            TrainingOver: The run has finished, and a launcher has started this task again since.
+            DeadlineExceededError: Tasks did not answer in time. The message names them.
+            ValueError: Both kinds of checkpoint location were given.
         """
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
@@ -248,10 +251,12 @@ class SessionManager:
         max_wait_secs: float | None = GIVE_UP_SECS,
         config: rt.SessionConfig | None = None,
     ) -> tuple[rt.Session, bool]:
-        """Opens a session and restores it if there is something to restore; never initialises global variables.
+        """Opens a session and restores the newest checkpoint, if any; never initialises global variables.
+
+        The arguments are those of ``prepare_session``.
 
         Returns:
-            The session, and whether the model is ready: it was alive, or was restored.
+            The session, and True if the model is ready: alive before, or restored.
         """
         try:
             return (
@@ -278,16 +283,16 @@ class SessionManager:
     def wait_for_session(
         self, master: str, config: rt.SessionConfig | None = None, max_wait_secs: float | None = math.inf
     ) -> rt.Session:
-        """Opens a session as one of the others: waits until the chief has made the model ready.
+        """Opens a session as a task that is not the chief: waits until the chief has made the model ready.
 
         Args:
-            master: session target.
-            config: session options; without device filters, ``readiness.default_filters`` are used.
-            max_wait_secs: how long to wait; None is without a limit.
+            master: Session target.
+            config: Session options. Without device filters ``readiness.default_filters`` are used.
+            max_wait_secs: Seconds to wait; None is without a limit.
 
         Raises:
-            TrainingOver: the chief has finished training.
-            DeadlineExceededError: the model was not ready in time; says what was missing.
+            TrainingOver: The chief has finished training.
+            DeadlineExceededError: The model was not ready in time. The message names what was missing.
         """
         options = policy.StartOptions(time.monotonic() + readiness.limit_secs(config, max_wait_secs))
         records = self.records(master, config, Role.OTHER)
@@ -296,7 +301,13 @@ class SessionManager:
     # -- their parts -------------------------------------------------------------------------------------------
 
     def records(self, master: str, config: rt.SessionConfig | None, role: Role) -> RunRecords | None:
-        """The run records behind a target; None for a session that shares nothing."""
+        """Returns the run records behind a target; None for a session that shares nothing.
+
+        Args:
+            master: Session target.
+            config: Session options of the user's.
+            role: Role of this task.
+        """
         if not master:
             return None
         key = (master, role is Role.CHIEF)
@@ -307,7 +318,7 @@ class SessionManager:
         return self._records[key]
 
     def _until_ready(self, request: _Request) -> rt.Session:
-        """The loop of every start and every recovery: open a session, ask, decide, act."""
+        """Opens sessions, asks, decides and acts until a session is ready: the loop of every start and recovery."""
         started = time.monotonic()
         backoff = FIRST_BACKOFF_SECS
         session: _HoldingSession | None = None
@@ -328,13 +339,15 @@ class SessionManager:
                         continue
                     if self._wait_for_rival(request, report):
                         continue
+                    # After a wait the other job has left a new checkpoint, so the cluster is asked again.
                     if self._wait_for_directory(request, session, report, started):
-                        continue  # with what the other job has left
+                        continue
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
                     live = self._live_step(session, report)
+                    # A new generation of values cuts off all other sessions, before any value changes.
                     if decision.action is not Action.KEEP and request.records is not None:
-                        session.adopt_generations(request.records.load())  # all other sessions are cut off
+                        session.adopt_generations(request.records.load())
                     self._act(request, session, report, decision.action, live)
                     return session
                 except LOST_CONTACT as error:
@@ -344,7 +357,8 @@ class SessionManager:
                     self._note_loss(request, error, started)
                     self._grace_period.wait(backoff)
                     backoff = min(2 * backoff, LAST_BACKOFF_SECS)
-        except BaseException:  # nobody gets this session, so nobody will close it
+        except BaseException:
+            # The caller does not receive the session, and so cannot close it.
             if session is not None:
                 session.close()
             raise
@@ -366,7 +380,7 @@ class SessionManager:
         return session
 
     def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
-        """Logs what is waited for; raises instead when it is time to give up, or nobody waits any more."""
+        """Logs the reason of a wait; raises instead when the time is up, or training is to stop."""
         now = time.monotonic()
         if now >= request.options.give_up_at:
             text = f"Session was not ready after waiting {now - started:.0f} secs: {error}"
@@ -378,7 +392,7 @@ class SessionManager:
     def _wait_for_directory(
         self, request: _Request, session: _HoldingSession, report: policy.ClusterReport, started: float
     ) -> bool:
-        """Takes the lock of the log directory; True if the end of another job had to be waited for."""
+        """Takes the lock of the log directory; returns True if another job had to end first."""
         waited = False
         while reason := session.hold.take(request.logdir, report.addresses.values(), self.series):
             self._note_loss(request, rt.UnavailableError(reason), started)
@@ -387,7 +401,10 @@ class SessionManager:
         return waited
 
     def _wait_for_rival(self, request: _Request, report: policy.ClusterReport) -> bool:
-        """Waits a moment, and returns True, where another run's chief seems to live; raises if that lasts."""
+        """Waits a moment and returns True while another run's chief seems to live; raises if that lasts.
+
+        A chief that has just died seems to live for a second or two, so one look is not enough.
+        """
         now, reason = time.monotonic(), policy.rival(report, request.logdir)
         if not reason:
             self._rival_since = math.inf
@@ -399,7 +416,7 @@ class SessionManager:
         return True
 
     def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
-        """What the cluster reports; one that is not the chief first waits for what the last report lacked."""
+        """Returns the report of the cluster. A task that is not the chief first waits for what the last one lacked."""
         if request.role is Role.CHIEF:
             checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
             return self._report(session, request.records, checkpoint)
@@ -413,10 +430,10 @@ class SessionManager:
         return report
 
     def _own(self, session: rt.Session) -> set[str]:
-        """The global variables on the session's own task, by name, which no chief initialises for it.
+        """Returns the names of the global variables on the session's own task, which no chief initialises.
 
-        Whether they must have a value is what the ready operation says: workers that learn from a copy of the network
-        on their own task give it one when they have a session.
+        The ready operation says if these must have a value. A worker may keep a copy of the network on its own task,
+        and initialise the copy when the session is open.
         """
         own = rt.DeviceSpec.parse(session.task)
         variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
@@ -424,7 +441,7 @@ class SessionManager:
         return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
 
     def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
-        """Waits a while for what was missing when the cluster reported last."""
+        """Waits a while for the variables that were missing in the last report of the cluster."""
         longest = OWN_SECS if self._own(session) else ATTEMPT_SECS
         wait_secs = max(0.0, min(request.options.give_up_at - time.monotonic(), longest))
         if last.missing:
@@ -456,7 +473,8 @@ class SessionManager:
         decision = policy.decide(time.monotonic(), role, report, options)
         self._log(
             f"{role.value}: {decision.action.value}: {decision.reason}",
-            aloud=decision.action is Action.INITIALIZE and options.recovering,  # what has been trained is gone
+            # To initialise in a recovery loses all that was trained.
+            aloud=decision.action is Action.INITIALIZE and options.recovering,
             again=decision.action is Action.WAIT,
         )
         return decision
@@ -483,7 +501,7 @@ class SessionManager:
     def _act(
         self, request: _Request, session: rt.Session, report: policy.ClusterReport, action: Action, live: int | None
     ) -> None:
-        """Carries out what the chief is to do, and lets everybody train."""
+        """Carries out the chief's decision, then opens the model to all tasks."""
         path = ""
         done = f"Init op: {getattr(request.init_op, 'name', request.init_op)}, init fn: {request.init_fn}"
         if action is Action.KEEP:
@@ -492,7 +510,7 @@ class SessionManager:
             elif report.checkpoint and not request.options.recovering and isinstance(request.saver, DirectorySaver):
                 request.saver.take_states(request.checkpoint_dir or report.checkpoint)
         elif action is Action.RESTORE:
-            # Asked again: the record may name the series of this run since.
+            # The newest checkpoint is looked for again: the record of the directory may name this run's series since.
             newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
             path = _restore(request.saver, session, request.checkpoint_dir, str(newest))
             done = f"Restored: {path}"
@@ -512,14 +530,16 @@ class SessionManager:
         elif text != self._logged:
             logging.info("%s", text)
         elif again or now - self._logged_at >= _LOG_EVERY_SECS:
-            logging.warning("%s", text)  # a wait that lasts is seen without INFO, too
+            # A wait that lasts is seen without INFO, too.
+            logging.warning("%s", text)
         else:
             return
         self._logged, self._logged_at = text, now
 
     def _warn_of_unsaved(self, request: _Request, session: rt.Session) -> None:
         """Warns, when training begins, of variables that no later start can restore."""
-        not_saved = getattr(request.saver, "not_saved", None)  # a saver of another make need not tell
+        # A saver of the user's own need not have this method.
+        not_saved = getattr(request.saver, "not_saved", None)
         if not_saved is None or not request.checkpoint_dir or request.options.recovering:
             return
         lost = {v.op.name for v in not_saved(self._graph)} - self._own(session)
@@ -542,7 +562,7 @@ class SessionManager:
             )
 
     def _try_local_init(self, session: rt.Session) -> str:
-        """Runs the local init operation if it may; gives what is missing for it."""
+        """Runs the local init operation if its variables are ready; returns what is missing, empty when nothing."""
         missing = readiness.reason(session, self._ready_for_local_init_op)
         if not missing and self._local_init_op is not None:
             session.run(self._local_init_op, self._local_init_feed_dict)
@@ -552,9 +572,10 @@ class SessionManager:
         return self._try_local_init(session) or readiness.reason(session, self._ready_op)
 
     def _live_step(self, session: rt.Session, report: policy.ClusterReport) -> int | None:
-        """The global step as it stands on its task, None when it is lost or there is none."""
+        """Returns the global step's value on its task; None when the value is lost or there is no step."""
         step = get_global_step(self._graph)
-        if "loading" in report.phases.values():  # a chief has died on its way: it may be the restored one already
+        # A chief has died while it restored: the value may be the restored one already.
+        if "loading" in report.phases.values():
             return None
         if step is None or step.op.name in report.missing:
             return None
@@ -582,7 +603,7 @@ def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] 
 
 
 def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
-    """Restores a checkpoint; of a directory the newest one that is not damaged. Returns its path."""
+    """Restores one checkpoint, or the newest undamaged one of a directory. Returns its path."""
     if isinstance(saver, DirectorySaver):
         return str(saver.restore_latest(session, directory or path))
     saver.restore(session, path)
@@ -590,7 +611,7 @@ def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) 
 
 
 def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
-    """The checkpoint to restore; None when there is none, or nothing to restore it with."""
+    """Returns the path of the checkpoint to restore; None without a checkpoint or a saver."""
     if saver is None or not (directory or path):
         return None
     if path:
@@ -603,7 +624,7 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _silence_is_loss() -> Iterator[None]:
-    """A task that does not answer in time is one that is lost."""
+    """Turns DeadlineExceededError into UnavailableError: a task that does not answer in time counts as lost."""
     try:
         yield
     except rt.DeadlineExceededError as error:
