@@ -132,7 +132,7 @@ def _until_all_train(command: list[str], environment: dict[str, str], workers: i
 
 
 def budget(task: Mapping[str, Any], began: float, total_ms: float) -> dict[str, float]:
-    """Where a task's time went, in ms; adds up to ``total_ms``."""
+    """Returns the parts of a task's time in ms, which add up to ``total_ms``."""
     found = {
         "launcher": 1e3 * (task["started"] - began),
         "interpreter": 1e3 * (task["first_line"] - task["started"]),

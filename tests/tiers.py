@@ -28,7 +28,7 @@ _unit_test: str | None = None
 
 
 def tier_of(item: pytest.Item) -> str:
-    """The tier that a test is marked with: by itself, or else by its class, or else by its file."""
+    """Returns the tier of a test: its own mark, or that of its class, or that of its file."""
     for node in reversed(item.listchain()):
         if tiers := sorted({mark.name for mark in node.own_markers if mark.name in TIERS}):
             if len(tiers) > 1:
@@ -38,7 +38,7 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marks, and watches for the rest of this process what starts another one."""
+    """Registers the marks, and watches the starts of processes from now on."""
     for name, meaning in TIERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     sys.addaudithook(_refuse_processes)
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Has `-m unit` not even import a file without a unit test: that is a third of its time before the first."""
+    """Spares `-m unit` the import of files without a unit test, a third of the time before the first test."""
     if config.option.markexpr == "unit" and collection_path.suffix == ".py":
         text = collection_path.read_text()
         return True if _ALL_IN_ANOTHER_TIER.search(text) and "mark.unit" not in text else None
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Says while a unit test and its fixtures run that it is one."""
+    """Keeps the name of the unit test that runs, its fixtures included."""
     global _unit_test
     _unit_test = item.nodeid if tier_of(item) == "unit" else None
     try:
@@ -90,6 +90,6 @@ _start = multiprocessing.process.BaseProcess.start
 
 
 def _start_of_a_process(process: multiprocessing.process.BaseProcess) -> None:
-    """Tells of the starts that no audit event of Python's tells of: those from a fork server."""
+    """Reports starts from a fork server, for which Python has no audit event."""
     sys.audit("multiprocessing", process.name)
     _start(process)

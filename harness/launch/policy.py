@@ -1,21 +1,23 @@
-"""What the launcher does next: a pure function of the state, one event, the time and the options.
+"""The decisions of the launcher: a pure function of the state, one event, the time and the options.
 
-Events come in, instructions come out, nothing here starts a process or reads a clock, so every path can be tested in
-microseconds. The rules, in the order in which they matter:
+`harness.launch.runner` and `harness.ray.driver` call `react`. Events come in and instructions come out. The module
+starts no process and reads no clock, so a test runs every path in microseconds. The rules, in the order in which they
+matter:
 
-* A worker that exits with 0 is done, and so is a chief or an evaluator. Any other end of a task is a failure; so is a
-  ps task that leaves by itself, unless the launcher has no others (`--per_task`): then it has left because training is
-  over.
-* A failed task is started again after a pause that doubles, at most `max_restarts` times; a task that ran for
-  `forgive_secs` since its last start has its count forgiven. `harness.exit_codes` says of each exit code whether it is
-  started again at all (a wrong flag stays wrong), and whether that counts (a task that was preempted has not failed).
+* A worker that exits with 0 is done, and so is a chief or an evaluator. Any other end of a task is a failure. A ps task
+  that leaves by itself is a failure too, unless the launcher has only this task (`--per_task`). Then the ps has left
+  because training is over.
+* A failed task is started again after a pause that doubles, at most `max_restarts` times. A task that ran for
+  `forgive_secs` since its last start has its count forgiven. `harness.exit_codes` has a row for each exit code. The row
+  says whether the task is started again at all: a wrong flag stays wrong. It also says whether the restart counts: a
+  task that was preempted has not failed.
 * A task that failed too often fails for good. The chief (job chief, or worker 0 where there is none) and the ps tasks
-  take everything down with them; the others do not, for asynchronous training goes on without them.
-* Stopping goes in order, because a worker may need its ps for a last checkpoint: first the workers, then the ps tasks;
-  each of the two gets `grace_secs` before SIGKILL. Evaluators are stopped with the workers. Where the workers are done
-  by themselves, nobody waits for evaluators, but they have the grace of the ps tasks for the last checkpoint.
-* The exit code is that of the first task that failed for good. Else, when a signal has ended it all, 128+signal, or of
-  a launcher of one task that task's own; else 0.
+  end all other tasks. The failure of another worker does not, because asynchronous training continues without it.
+* Workers are stopped before ps tasks, because a worker may need its ps for a last checkpoint. Each of the two groups
+  gets `grace_secs` before SIGKILL. Evaluators are stopped with the workers. After workers that are done by themselves
+  the launcher waits for no evaluator, but evaluators have the grace of the ps tasks for the last checkpoint.
+* The exit code is that of the first task that failed for good. Else it is 128+signal after a signal. A launcher of one
+  task ends with that task's own code after a signal. Else it is 0.
 """
 
 import enum
@@ -33,7 +35,7 @@ EVALUATOR = "evaluator"
 TRAINERS = (CHIEF_JOB, WORKER)
 """The jobs that train: the run is over when their tasks are done."""
 KILL_GRACE_SECS = 5.0
-"""How long a task may take to vanish after SIGKILL before the launcher leaves without it."""
+"""Seconds that a task may take to vanish after SIGKILL. Then the launcher leaves without the task."""
 
 
 @dataclass(frozen=True, order=True)

@@ -28,7 +28,7 @@ def write(directory: pathlib.Path, name: str, authority: CA, pair: tuple[bytes, 
 def pair_of(
     authority: CA, names: Sequence[str] = HERE, begins: float = -3600.0, ends: float = 86400.0, role: str = ""
 ) -> tuple[bytes, bytes]:
-    """A key and a certificate for it, as PEM. The times are seconds from now."""
+    """Returns a key and its certificate as PEM. The times are seconds from now."""
     now = datetime.datetime.now(datetime.UTC)
     begin, end = now + datetime.timedelta(seconds=begins), now + datetime.timedelta(seconds=ends)
     return authority.issue(names, end, begin, role)
@@ -42,6 +42,6 @@ def make(
     ends: float = 86400.0,
     role: str = "",
 ) -> pathlib.Path:
-    """A directory with one certificate, by a CA of its own unless one is given."""
+    """Makes a directory with one certificate, by a new CA unless a CA is given."""
     authority = authority or CA.make()
     return write(directory, "here", authority, pair_of(authority, names, begins, ends, role))

@@ -38,7 +38,7 @@ class Interruption:
         self.came = ""
 
     def __call__(self, call: Callable[[], object]) -> None:
-        """Makes the call; raises what the handler raises."""
+        """Makes the call. Raises the error of the handler."""
         sys._getframe().f_trace_opcodes = True  # Python 3.12 asks for it before tracing begins
         sys.settrace(self._trace)
         try:
@@ -72,7 +72,7 @@ class Interruption:
         return self._trace
 
     def _name(self, frame: FrameType) -> str:
-        """Of the instruction that a frame runs now."""
+        """Returns the name of the instruction that a frame runs now."""
         names = self._codes.get(frame.f_code)
         if names is None:
             names = self._codes[frame.f_code] = {i.offset: i.opname for i in dis.get_instructions(frame.f_code)}

@@ -32,15 +32,19 @@ _ONLY = "the program"
 
 
 class Program:
-    """A process that runs a command; its output, standard and error, is read and kept.
+    """A process that runs a command, and whose output is read and kept.
+
+        with Program("python", "-c", "print(input())") as program:
+            program.enter("hello")
+            program.expect("hello")
 
     Args:
-        *command: program and arguments; ``python`` is this interpreter, and then the first form is forked:
-            ``"python", "-m", module``, ``"python", "-c", code`` or ``"python", file``.
-        cwd: working directory.
-        cold: start a new interpreter, for what is promised of a start or needs variables that imports read.
-        stdin: a descriptor that becomes its standard input; by default it is one that ``enter`` writes to.
-        env: environment variables beside those of the test run; None takes one away.
+        *command: Program and arguments. ``python`` is this interpreter, and then these forms are forked:
+            ``"python", "-m", module``, ``"python", "-c", code`` and ``"python", file``.
+        cwd: Working directory.
+        cold: True starts a new interpreter, for promises of a start and for variables that imports read.
+        stdin: Descriptor that becomes the standard input; by default ``enter`` writes to it.
+        env: Environment variables beside those of the test run; None removes a variable.
     """
 
     def __init__(
@@ -70,84 +74,83 @@ class Program:
             os.close(reader)
 
     def __enter__(self) -> Self:
-        """Gives the program itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends it; shows the end of its output when the test fails."""
+        """Ends the program. Shows the end of its output when the test fails."""
         if error is not None:
             print(self.story())
         self.close()
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
         return self._life.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the program runs."""
         return self._life.code
 
     def lines(self, pattern: str = "") -> list[str]:
-        """The lines that it has written so far, or those that match."""
+        """Returns the lines that the program has written so far, or those that match."""
         return [line.text for line in self._processes.lines(_ONLY, pattern)]
 
     def output(self) -> str:
-        """All that it has written so far."""
+        """Returns the output so far."""
         return "\n".join(self.lines())
 
     def expect(self, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
-        """Waits for a line that matches, after the one that was found last; see ``LocalCluster.expect``."""
+        """Waits for a line that matches, after the line that was found last; see ``LocalCluster.expect``."""
         return self._processes.expect(_ONLY, pattern, secs)
 
     def story(self) -> str:
-        """The last that it has written, and how it has ended, for failures."""
+        """Returns the last lines and the end of the program, for failures."""
         with contextlib.suppress(TimeoutError):
             self.wait(_END_SECS)  # what it has said comes to an end a moment before itself
         ended = "" if self.code is None else f", and has ended with {self.code}"
         return "\n".join([f"{self.name} has written{ended}:", *self.lines()[-_SHOWN:]])
 
     def enter(self, line: str) -> None:
-        """Writes a line to its standard input."""
+        """Writes a line to the standard input."""
         os.write(self._input, f"{line}\n".encode())
 
     def wait(self, secs: float = TIMEOUT_SECS) -> int:
-        """Waits for its end; gives its exit code, negative for a signal. Raises TimeoutError."""
+        """Waits for the end. Returns the exit code, negative for a signal, or raises TimeoutError."""
         return self._processes.wait(self._life, secs)
 
     def result(self, secs: float = TIMEOUT_SECS) -> str:
-        """Waits for its end and gives what it has written; another exit code than 0 fails the test."""
+        """Waits for the end, and returns the output. An exit code other than 0 fails the test."""
         code = self.wait(secs)
         assert code == 0, f"{self.name} ended with {code}: {self.output()}"
         return self.output()
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to its process group; nothing when it has ended."""
+        """Sends a signal to the process group. Does nothing after the end."""
         self._processes.signal(self._life, signum)
 
     def handles(self, signum: int) -> bool:
-        """Whether it has a handler for a signal by now."""
+        """Returns True if the program has a handler for a signal by now."""
         return bool(_caught(self.pid) >> (signum - 1) & 1)
 
     def freeze(self) -> None:
-        """Stops it without closing anything; returns when every thread of it has stopped."""
+        """Stops the program by SIGSTOP. Returns when all of its threads have stopped."""
         assert self.code is None, f"{self.name} has ended: {self.story()}"
         self._processes.freeze(self._life)
 
     def thaw(self) -> None:
-        """Lets it go on."""
+        """Continues the program by SIGCONT."""
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it as a power cut would, and waits until it is gone."""
+        """Sends SIGKILL, and waits for the end."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def stop(self, secs: float = 10.0) -> None:
-        """SIGTERM, and SIGKILL if that is not heard."""
+        """Sends SIGTERM, and SIGKILL after ``secs``."""
         self.signal(signal.SIGTERM)
         try:
             self.wait(secs)
@@ -155,12 +158,12 @@ class Program:
             self.kill()
 
     def restart(self) -> None:
-        """Starts the command again, in the place of a process that has ended."""
+        """Starts the command again after its end."""
         with open(os.devnull, "rb") as nothing:
             self._life = self._start(stdin=nothing.fileno())
 
     def close(self) -> None:
-        """Leaves nothing behind. Does nothing the second time."""
+        """Ends the program and closes its pipes. Does nothing the second time."""
         self._processes.close()
         if self._input >= 0:
             os.close(self._input)
@@ -168,15 +171,16 @@ class Program:
 
 
 class Task(Program):
-    """A process that runs ``function(*arguments, pipe)``, and says to the test, by ``pipe.send``, tuples.
+    """A process that runs ``function(*arguments, pipe)`` and sends tuples to the test.
 
-    The first element of such a tuple says of what kind it is. What the test tells it, it gets by ``pipe.recv``.
+    The function sends by ``pipe.send``. The first element of a tuple is its kind. Orders of the test come by
+    ``pipe.recv``.
 
     Args:
-        function: of a module that can be imported.
-        *arguments: for the function; pickled.
-        cold: see ``Program``.
-        env: see ``Program``.
+        function: Function of a module that can be imported.
+        *arguments: Arguments of the function, which are pickled.
+        cold: As for ``Program``.
+        env: As for ``Program``.
     """
 
     def __init__(
@@ -189,7 +193,7 @@ class Task(Program):
         module = inspect.getmodule(function)
         assert module is not None
         self.said: list[tuple[Any, ...]] = []
-        """What it has said so far; ("GONE",) at the end."""
+        """The tuples so far; ("GONE",) at the end."""
         self._heard = 0
         self._new = threading.Condition()
         self._pipe, theirs = multiprocessing.Pipe()
@@ -217,11 +221,11 @@ class Task(Program):
             self._new.notify_all()
 
     def tell(self, *order: Any) -> None:
-        """Gives the task an order."""
+        """Sends the task an order."""
         self._pipe.send(order)
 
     def hear(self, kind: str, pattern: str = "", secs: float = TIMEOUT_SECS) -> tuple[Any, ...]:
-        """Waits for the next that it says of a kind (and of a matching text); the end of the process is a failure."""
+        """Waits for the next tuple of a kind (and of a matching text). The end of the process is a failure."""
         with self._new:
             deadline = time.monotonic() + secs
             while True:
@@ -236,41 +240,40 @@ class Task(Program):
                 self._new.wait(left)
 
     def request(self, order: str, *arguments: Any, answer: str = "") -> Any:
-        """Gives an order and returns what its answer, of the same kind in capitals by default, carries."""
+        """Sends an order and returns the value of its answer. By default the kind is the order in capitals."""
         self.tell(order, *arguments)
         return self.hear(answer or order.upper())[1]
 
     def wait_for(self, holds: Callable[[list[tuple[Any, ...]]], bool], secs: float = TIMEOUT_SECS) -> None:
-        """Waits until what it has said is as wanted; fails when it never is."""
+        """Waits until a condition of the tuples holds. Fails after ``secs``."""
         with self._new:
             self._new.wait_for(lambda: holds(self.said) or self.said[-1:] == [("GONE",)], secs)
             assert holds(self.said), f"{self.name}: {self.story()}"
 
     def said_so_far(self, kind: str, pattern: str = "") -> list[Any]:
-        """What all that it has said of a kind (and of a matching text) carries."""
+        """Returns the values of all tuples of a kind (and of a matching text)."""
         with self._new:
             return [what[1] for what in self.said if what[0] == kind and re.search(pattern, str(what[1]))]
 
     def story(self) -> str:
-        """The last that it has said and written, for failures."""
+        """Returns the last tuples and lines, for failures."""
         shown = [str(what) for what in self.said if what[0] != "STEP"]
         return "\n".join([f"{self.name} has said:", *shown[-_SHOWN:], super().story()])
 
     def close(self) -> None:
-        """Leaves nothing behind."""
         super().close()
         self._reader.join()
         self._pipe.close()
 
 
 def _caught(pid: int) -> int:
-    """The signals for which a process has a handler; bit 0 is signal 1."""
+    """Returns the signals for which a process has a handler; bit 0 is signal 1."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
 
 
 @contextlib.contextmanager
 def programs() -> Iterator[Callable[..., Program]]:
-    """Starts programs with the arguments of ``Program``; all are gone at the end."""
+    """Opens a function that starts programs with the arguments of ``Program``. All end with the block."""
     with contextlib.ExitStack() as stack:
         yield lambda *command, **options: stack.enter_context(Program(*command, **options))

@@ -11,13 +11,13 @@ _POLL_SECS = 0.01
 
 
 def until(look: Callable[[], T], what: str = "", secs: float = TIMEOUT_SECS, *, every: float = _POLL_SECS) -> T:
-    """Waits until ``look`` gives something true, and gives it.
+    """Waits until ``look`` returns a true value, and returns that value.
 
     Args:
-        look: asked again and again.
-        what: is waited for, for the message.
-        secs: after so many it fails.
-        every: so many seconds.
+        look: Function that is called again and again.
+        what: Name of the condition, for the message.
+        secs: Seconds after which the test fails.
+        every: Seconds between two calls.
     """
     deadline = time.monotonic() + secs
     while not (found := look()):
