@@ -148,7 +148,8 @@ class Evaluator:
         """
         lock = log_directory.DirectoryLock()
         os.makedirs(self._own, exist_ok=True)
-        open(self._path(RUN_FILE), "ab").close()  # raises where ``take`` only logs
+        # Raises where nothing can be written there; the lock below only logs that, for the sake of a chief.
+        open(self._path(RUN_FILE), "ab").close()
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
@@ -169,7 +170,8 @@ class Evaluator:
             if self._local_init_op is not None:
                 session.run(self._local_init_op)
             while True:
-                over = self._run.over()  # asked first: a run that is over has all its checkpoints
+                # Asked before the directory is read: a run that is over has all its checkpoints then.
+                over = self._run.over()
                 if (stop := self.standing.stop) and not over:
                     self._run.stop(stop)
                 found = self._checkpoints()
@@ -181,7 +183,8 @@ class Evaluator:
                 else:
                     text = "waiting for a new checkpoint in %s%s"
                     logging.log_every_n_seconds(logging.INFO, text, LOG_EVERY_SECS, self._logdir, self._run.trouble())
-                    threading.Event().wait(POLL_SECS)  # nothing tells of a new directory
+                    # File systems that several hosts share send no events of new directories.
+                    threading.Event().wait(POLL_SECS)
         end = self.standing
         if end.best is not None:
             value = end.best.metrics[self._goal.best_by]
@@ -200,7 +203,8 @@ class Evaluator:
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, error)
             return {}
         for step in steps:
-            with contextlib.suppress(OSError, rt.DataLossError):  # deleted just now, or damaged, as the trainer logs
+            # A checkpoint may be deleted between the two looks; one that is damaged is an error in the trainer's log.
+            with contextlib.suppress(OSError, rt.DataLossError):
                 stat = os.stat(step.path)
                 known = step.path, stat.st_ino, stat.st_mtime_ns
                 saved_at = self._saved_at.get(known)
@@ -234,6 +238,7 @@ class Evaluator:
                 self._keep(held, new)
             writer.add_scalars(metrics, step)
             writer.flush()
+            # Written last: an evaluator that dies before evaluates this checkpoint once more, and misses none.
             evaluations.store(self._path(STATE_FILE), after)
             self._evaluations = after
         self._tidy()
@@ -258,7 +263,8 @@ class Evaluator:
         """Moves the held checkpoint to the best; the best one before stays until that is on disk."""
         place = self._best_path(evaluation)
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        if os.path.isdir(place):  # of the same step before it was lost and trained again, or of a process that died
+        # One of the same step may lie there: of before that step was lost, or of an evaluator that died.
+        if os.path.isdir(place):
             shutil.rmtree(place)
         _link_tree(held, place)
 

@@ -152,7 +152,8 @@ def join_cluster(
             if me.job == "ps":
                 import jax
 
-                jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
+                # A ps adds numbers. JAX would take most of an accelerator's memory, which the workers need.
+                jax.config.update("jax_platforms", "cpu")
             server = _server(me, server_options)
         except (rt.InvalidArgumentError, rt.UnauthenticatedError, rt.PermissionDeniedError) as error:
             exit_codes.leave(exit_codes.of_error(error), str(error))
@@ -164,7 +165,8 @@ def join_cluster(
                 yield Member(cluster, me.job, me.index, server)
             except Exception as error:
                 row = exit_codes.of_error(error, begun=server is None or _has_begun(server))
-                if row not in (exit_codes.FAILED, exit_codes.BUG):  # their messages say all
+                # Errors of the other kinds have messages that say all: frames of the library add nothing.
+                if row not in (exit_codes.FAILED, exit_codes.BUG):
                     tracebacks.shorten(error)
                 exit_codes.end_with(row, error)
                 raise
@@ -224,7 +226,7 @@ def _from_tf_config() -> TaskIdentity | None:
         if not resolver.cluster_spec().jobs and resolver.task_type != "evaluator":
             return None
     except (TypeError, ValueError):
-        pass  # what is wrong is said by `checked`, in one line
+        pass  # ``checked`` below says in one line what is wrong
     cluster, task = resolver.checked()
     return TaskIdentity(cluster, task.job, task.index, "TF_CONFIG")
 

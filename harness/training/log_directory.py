@@ -63,13 +63,15 @@ class DirectoryLock:
             self._write(epath.Path(directory) / RUN_FILE, series)
             return ""
         path = os.path.join(os.path.realpath(directory), RUN_FILE)
+        # The directory may have been removed and made again, or be another one than in the last call.
         if not self.has(path):
-            self.release()  # of a directory that was removed, or is another one
+            self.release()
         if self._fd is None:
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            except OSError as error:  # the first that is written there says what is wrong
+            except OSError as error:
+                # The first checkpoint or event that is written there raises the error.
                 logging.info("%s is not locked: %s", directory, error)
                 return ""
             try:
@@ -101,7 +103,8 @@ class DirectoryLock:
             if self._fd is None:
                 file.write_text(text)
             else:
-                os.pwrite(self._fd, text.encode(), 0)  # in this order: a reader never finds an empty file
+                # In this order a reader never finds an empty file.
+                os.pwrite(self._fd, text.encode(), 0)
                 os.ftruncate(self._fd, len(text))
         except Exception as error:  # of whichever library serves a URL
             logging.warning("the record of the run cannot be written into %s: %s", file, error)
@@ -151,8 +154,9 @@ def _reason_to_wait(directory: str, own: set[str], *, here: bool) -> str:
         return f"another process has the lock of {path}, and the record in that file is empty or unreadable"
     theirs = other.get("tasks") or []
     where = f"process {other.get('pid')} on {other.get('host')}"
+    # A chief of the same job has been replaced, or recovers. The ps tasks decide which one leads.
     if own.intersection(theirs):
-        return ""  # a chief of this job that has been replaced, or recovers
+        return ""
     if here or not theirs or not own:
         who = f"another session of this process, {where}," if here else where
         logging.warning("%s uses %s as a chief, too: do not save there", who, directory)

@@ -142,6 +142,7 @@ class MonitoredSession:
     ) -> None:
         self._graph = rt.get_default_graph()
         self._graph_was_final = self._graph.finalized
+        # TF1 programs give all tasks the same hooks, so the saving ones are left out below on other tasks.
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
@@ -163,7 +164,8 @@ class MonitoredSession:
                 for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
                     runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
                 self._run_after_first_create(self._session)
-        except BaseException:  # nobody gets this session, so nobody will close it
+        except BaseException:
+            # The caller gets no session, so the caller cannot close it.
             self._abandon()
             raise
 
@@ -215,7 +217,8 @@ class MonitoredSession:
         try:
             self._run_after_create(raw)
         except LOST_CONTACT as error:
-            session.recover(raw, error)  # which greets
+            # The recovery calls the hooks with the new session.
+            session.recover(raw, error)
 
     @property
     def graph(self) -> rt.Graph:
@@ -327,6 +330,7 @@ class MonitoredSession:
             options = merged_options(options, args.options)
         if options is not None and options.trace_level and run_metadata is None:
             run_metadata = rt.RunMetadata()
+        # One step for the caller and all hooks: their values are of the same moment, and cost one round trip.
         merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
         self.managed.note(merged, results)
@@ -345,6 +349,7 @@ class MonitoredSession:
             except Exception as error:
                 if not recoveries.cure(context.session, error):
                     raise
+                # The hooks behind get the new session, and the values of the step that was applied.
                 context.session = self.raw
         if context.stop_requested:
             self._coord.request_stop()
@@ -393,18 +398,21 @@ class MonitoredSession:
                     self._life.wait_for_others()
                     ends = functools.partial(self._end_hooks, {})
                     self._life.finish(ends, over=True, checkpoint_dir=self._checkpoint_dir, shield=False)
-                except (KeyboardInterrupt, SystemExit):  # of the end itself
+                except (KeyboardInterrupt, SystemExit):
+                    # The signal came during the end: save, but leave the run open for the next start.
                     self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
                     raise
-            elif interrupted and not failed(self._coord):  # training is not over: it will be taken up again
+            elif interrupted and not failed(self._coord):
+                # Training is not over: the next start continues with what is saved here.
                 self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
             else:
                 self._settle_hooks()
             self._coord.request_stop()
             self._coord.join(stop_grace_period_secs=self._grace_secs, ignore_live_threads=True)
         except BaseException:
+            # Otherwise the block has an error of its own, which Python raises and which came first.
             if clean:
-                raise  # else the block's own error is the one to tell
+                raise
         finally:
             self._abandon()
 
@@ -430,12 +438,14 @@ class MonitoredSession:
             if ended.get(place) is session:
                 continue
             try:
+                # Only saves are shielded: an ``end`` of the user's own must not keep Ctrl-C waiting.
                 with shielded() if isinstance(hook, CheckpointSaverHook) else contextlib.nullcontext():
                     hook.end(underlying(session))
                 ended[place] = session
             except Exception as error:
+                # The caller recovers the session, and all hooks begin their end again in the new one.
                 if underlying(session).lost(error):
-                    raise  # all begin again when the lost task is back
+                    raise
                 logging.error("the end of %s failed: %r", type(hook).__name__, error)
                 failure = failure or error
         if failure is not None:

@@ -104,7 +104,8 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
             yield
         finally:
             try:
-                leave.end()  # before anybody else gets what it sends
+                # Before the old handler is back: a signal that is sent again belongs to this block.
+                leave.end()
             finally:
                 signal.signal(signal.SIGTERM, before)
                 sys.unraisablehook = discarded
@@ -137,7 +138,8 @@ class _Interrupt:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._held_up(frame):
-            _thread.start_new_thread(_send_again, (number,))  # one of threading takes locks, which may be those
+            # A thread of ``threading`` takes locks while it starts, and the main thread may hold just those.
+            _thread.start_new_thread(_send_again, (number,))
         else:
             signal.default_int_handler(number, frame)
 
@@ -178,7 +180,8 @@ def _collects(frame: FrameType | None) -> bool:
 
 
 def _send_again(number: int) -> None:
-    time.sleep(_AGAIN_SECS)  # until the main thread has gone on
+    # No event tells that the main thread has left the lock.
+    time.sleep(_AGAIN_SECS)
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, number)
@@ -206,7 +209,8 @@ class _Leave:
         self._until = math.inf  # the end of the grace period
         self._ignored = sys.unraisablehook
         self._locks = _HeldUp(_locks_or_collects, LOCK_SECS)
-        around = _imports(sys._getframe())  # this program may be a module that somebody imports
+        # The program itself may be a module that another one imports: only imports within the block count.
+        around = _imports(sys._getframe())
         self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
@@ -220,8 +224,10 @@ class _Leave:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.notice()
-        if self._raised:  # with a second signal the way out is being taken
+        # A second signal must not interrupt the way out, and with it the last save.
+        if self._raised:
             return
+        # An exception here would be discarded, leave a lock locked, or leave a module half imported.
         if _within(_Leave.discarded.__code__, frame) or self._locks(frame) or self._import(frame):
             self._events.put(signal.SIGTERM)
             return
@@ -230,6 +236,7 @@ class _Leave:
 
     def _leave(self) -> _Leaving:
         error = _Leaving(exit_codes.code(exit_codes.PREEMPTED))
+        # Not in ``__call__``: a name in the handler's frame, which the traceback keeps, would hold the exception.
         self._leaving = weakref.ref(error)
         return error
 
@@ -252,7 +259,8 @@ class _Leave:
         self._thread.join()
 
     def _attend(self) -> None:
-        look_at = math.inf  # the next look whether somebody has swallowed the SystemExit
+        # The next look if the program has swallowed the SystemExit; there is none before the signal.
+        look_at = math.inf
         while True:
             until = min(self._until, look_at)
             try:
@@ -271,7 +279,8 @@ class _Leave:
             if event == _Event.NOTICED:
                 look_at = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
                 logging.warning("SIGTERM: ending within %g s", self._grace_secs)
-            else:  # a signal: the code that it came into may go on for a moment
+            else:
+                # The code that the signal came into gets a moment to leave its lock or import.
                 _send_again(event)
 
 
@@ -320,6 +329,7 @@ def shielded() -> Iterator[list[int]]:
             signal.signal(number, handler)
     if held and failure is not None:
         logging.error("%s", failure)
+    # After the handlers are back: one of these may raise, and the rest must find the handlers as they were.
     for number in held:
         before[number](number, None)
     if failure is not None:

@@ -154,7 +154,8 @@ class QueueRunner:
             through = True
         except Exception as error:
             if coord is not None and coord.should_stop() and isinstance(error, rt.CancelledError):
-                return  # it waited for room when the stop closed the queue
+                # The thread waited for room when the stop closed the queue.
+                return
             if coord is not None:
                 coord.request_stop(error)
                 return
@@ -180,7 +181,8 @@ class QueueRunner:
     def _close(self, sess: rt.Session, op: rt.Operation) -> None:
         try:
             sess.run(op)
-        except (rt.OpError, RuntimeError) as error:  # the session or the task may be gone, and the queue with it
+        except (rt.OpError, RuntimeError) as error:
+            # The session or the task is gone, and the queue with it.
             logging.info("closing the queue %s: %s", self.name, error)
 
 

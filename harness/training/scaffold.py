@@ -172,7 +172,8 @@ class TrainingSessionCreator(SessionCreator):
         """Returns the session manager, and finalizes the scaffold at the first call."""
         if self._manager is None:
             graph = rt.get_default_graph()
-            if not graph.finalized:  # the manager adds two operations of its own
+            # The manager's own operations have to be in the graph before the scaffold finalizes it.
+            if not graph.finalized:
                 readiness.operations(graph)
             self._scaffold.finalize()
             self._manager = SessionManager(

@@ -140,7 +140,8 @@ class Checkpoints:
                 return
             if isinstance(self._saver, BackgroundSaver):
                 self._start(session)
-            else:  # a user's own, which cannot save in the background
+            else:
+                # A saver of the user's own cannot save in the background.
                 self._note(str(self._saved(session, wait=True)), session)
 
     def changed(self, session: rt.Session) -> bool:
@@ -178,6 +179,7 @@ class Checkpoints:
         handle = self._running
         if handle is None or not (wait or handle.done()):
             return
+        # Cleared first: whatever the result is, the next save may begin.
         self._running = None
         try:
             path = handle.result()
@@ -187,6 +189,7 @@ class Checkpoints:
             _log_lost(error)
         except (rt.CancelledError, RuntimeError) as error:
             if isinstance(error, rt.lowlevel.TakeoverError):
+                # A backup took the place of a ps. Its session goes on, so nobody else would begin this save again.
                 logging.info("this checkpoint is begun again: %s", error)
                 self._start(session)
                 self._inspect(session, wait=wait)
@@ -203,6 +206,7 @@ class Checkpoints:
             last = self._saved_path or self._on_disk()
             if last is not None and self._step == step_in(last) and not self._changed(session, last):
                 return False
+        # Asked last, and before each save: a chief that was frozen must not delete the checkpoints of the next one.
         if not self._leads():
             raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
         return True
@@ -210,17 +214,20 @@ class Checkpoints:
     def _changed(self, session: rt.Session, last: str) -> bool:
         """Returns True unless the last checkpoint has all values, for a step that stands still."""
         self._stands = False
-        if not isinstance(self._saver, ComparingSaver):  # a user's own
+        # A saver of the user's own may not compare. Then a standing step means that all is saved, as in TF1.
+        if not isinstance(self._saver, ComparingSaver):
             return False
         raw = underlying(session)
         try:
             changed = self._saver.changed_since(raw, last)
             self._stands = changed is True
             return changed is not False
-        except (ValueError, rt.DataLossError):  # that checkpoint is gone, or nobody can read it
+        except (ValueError, rt.DataLossError):
+            # The checkpoint was deleted or is damaged, so it does not hold the values.
             return True
         except rt.lowlevel.DiskAwayError:
-            return True  # the save tells
+            # The save itself raises the error, and says for which checkpoint.
+            return True
         except (rt.CancelledError, RuntimeError) as error:
             _raise_if_replaced(error, raw, session)
             raise
@@ -257,7 +264,8 @@ class Checkpoints:
             self._tell_if_it_stands(session, before)
 
     def _tell_if_it_stands(self, session: rt.Session, step: int) -> None:
-        if int(session.run(self._global_step)) != step:  # it was saved between the first update and its step
+        # The checkpoint may have come between the first update of a step and its global step: no reason to warn.
+        if int(session.run(self._global_step)) != step:
             return
         self._logged_standing = True
         logging.warning(
@@ -269,8 +277,10 @@ class Checkpoints:
     def _on_disk(self) -> str | None:
         """Returns the newest checkpoint of this path: a restored run is saved already."""
         try:
-            found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())  # a user's own saver may not tell
-        except rt.UnavailableError:  # the disk is away: the save tells
+            # A Protocol would not do: before Python 3.12 its check reads the property, and so the disk, once more.
+            found: Sequence[str] = getattr(self._saver, "last_checkpoints", ())
+        except rt.UnavailableError:
+            # The disk is away, and the save itself raises that.
             return None
         absolute = rt.lowlevel.storage.absolute
         here = bool(found) and absolute(os.path.dirname(found[-1])) == absolute(self._path)
@@ -343,7 +353,9 @@ class CheckpointThread(LooperThread):
 
     def run_loop(self) -> None:
         """Saves; a lost task or a full disk costs this one checkpoint, not the training."""
-        if self._late:  # its time passed while the save before was running
+        # LooperThread makes up for a call whose time passed while a save was running. That call is skipped, so that a
+        # save that takes longer than its interval does not fill the time.
+        if self._late:
             self._late = False
             return
         began = time.monotonic()

@@ -78,7 +78,8 @@ class CheckpointSaverHook(EventsHook):
         if saver is not None and scaffold is not None:
             raise ValueError("You cannot provide both saver and scaffold.")
         check_basename(checkpoint_basename)
-        self._dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir))  # tasks may run in other directories
+        # The ps write there too, and may run in other working directories.
+        self._dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir))
         super().__init__(self._dir)
         self.save_path = os.path.join(self._dir, checkpoint_basename)
         """First part of the checkpoints' paths."""
@@ -119,9 +120,12 @@ class CheckpointSaverHook(EventsHook):
         if self._checkpoints is not None:
             self._checkpoints.inspect(run_context.session)
         moved = self._timer.should_trigger_for_step(step)
+        # Set by the thread that hears of a ps that is told to go; this thread alone saves, between two steps.
         if self._soon.is_set():
             self._soon.clear()
             moved = True
+        # Variables may change while the global step stands still, as in a program that counts no steps. To look costs a
+        # question to each ps, so the look waits for the interval.
         if moved or self._timer.secs_are_over():
             due = moved or self._has_changed(run_context.session)
             self._timer.update_last_triggered_step(step)
@@ -138,7 +142,8 @@ class CheckpointSaverHook(EventsHook):
         assert self._checkpoints is not None
         if self._listeners and (step != self._timer.last_triggered_step() or self._has_changed(session)):
             self._announce_and_save(session, step)
-        self._checkpoints.save(session)  # also where the last one was skipped or had no room
+        # Also without listeners, and where the last save was skipped or had no room; it does nothing if all is saved.
+        self._checkpoints.save(session)
         for listener in self._listeners:
             listener.end(session, step)
 

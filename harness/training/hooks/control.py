@@ -172,7 +172,7 @@ class EarlyStoppingHook(GlobalStepHook):
         value = float(self._metric(run_context.session) if callable(self._metric) else run_values.results[1])
         seen = added(self._seen, Evaluation(step, 0.0, {"metric": value}))
         found = standing(seen, self._goal)
-        # What came before the best value decides nothing any more.
+        # Values before the best one decide nothing any more, and each checkpoint holds the rest.
         self._seen = tuple(e for e in seen if found.best is None or e.step >= found.best.step)
         if found.stop:
             logging.info("training stops early at step %d: %s", step, found.stop)

@@ -261,7 +261,8 @@ class ProfilerHook(EventsHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Writes the trace that was taken."""
         step = int(run_values.results)
-        if self._next is None:  # as if the first step had been traced
+        # The interval begins with the first step, although that one compiles and is not traced.
+        if self._next is None:
             self._timer.update_last_triggered_step(step)
         elif self._requested and run_values.run_metadata is not None:
             from harness.monitoring import timeline
@@ -273,7 +274,8 @@ class ProfilerHook(EventsHook):
             try:
                 os.makedirs(directory, exist_ok=True)
                 timeline.write(path, run_values.run_metadata)
-            except OSError as error:  # no training depends on it
+            except OSError as error:
+                # A full disk, say: no training depends on a trace.
                 logging.error("the timeline is not written: %s", error)
             if self.writer is not None:
                 self.writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
