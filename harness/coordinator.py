@@ -1,4 +1,8 @@
-"""Threads of a program that stop together: the coordinator, the thread that repeats a call, the waits after a stop."""
+"""Threads of a program that stop together: the coordinator, the thread that repeats a call, the waits after a stop.
+
+Supervisor and MonitoredSession have a ``Coordinator`` each. Services are ``LooperThread``s. A ``GracePeriod`` bounds each
+wait for a task that may be dead. Nothing here knows of a cluster, so a program may use the three alone.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from runtime import CancelledError, OutOfRangeError, Session
 _log = logging.getLogger(__name__)
 
 _LOG_EVERY_SECS = 10.0
-"""How often a wait says for whom."""
+"""Seconds between two lines that name the threads of a wait."""
 
 LONGEST_SECS = 1e9
-"""Waits are no longer (31 years): Python's end with an error where a C clock does, and infinity is beyond it."""
+"""Longest wait, in seconds (31 years). Python raises OverflowError for a wait beyond the C clock, such as infinity."""
 
 STOP_GRACE_SECS = 120.0
-"""How long threads, steps under way and other workers have to end after a stop, by default."""
+"""Seconds that threads, steps under way and other workers have to end after a stop, by default."""
 
 ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
@@ -43,7 +47,7 @@ class Coordinator:
     All methods may be called from any thread, and `request_stop` from a signal handler too.
 
     Args:
-        clean_stop_exception_types: exceptions that mean a stop without an error; by default the end of the input,
+        clean_stop_exception_types: Exceptions that mean a stop without an error. Default: the end of the input,
             `(OutOfRangeError,)`.
     """
 
@@ -52,8 +56,8 @@ class Coordinator:
         self._clean_types = (
             (OutOfRangeError,) if clean_stop_exception_types is None else tuple(clean_stop_exception_types)
         )
-        # Guards all that follows. It has a re-entrant lock, where threading.Event has not: a signal handler may
-        # interrupt the very thread that is inside one of these methods, and call request_stop.
+        # The condition guards all attributes below. Its lock is re-entrant, unlike that of threading.Event: a signal
+        # handler may interrupt the very thread that is inside one of these methods, and call request_stop.
         self._changed = threading.Condition()
         self._stopping = False
         self._joined = False
@@ -61,17 +65,17 @@ class Coordinator:
         self._registered: set[threading.Thread] = set()
 
     def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
-        """Asks all threads to stop; `should_stop` is true from now on.
+        """Stops all threads: `should_stop` is true from now on.
 
-        The first request decides: its exception, if any, is what `join` raises, and later ones are only logged (they
-        tend to be consequences of the stop).
+        The first request decides: `join` raises its exception. The exceptions of later requests are only logged, as
+        most are consequences of the stop.
 
         Args:
-            ex: why, as an exception or as `sys.exc_info()`; None, or one of the clean types, for no error.
+            ex: Reason, as an exception or as `sys.exc_info()`; None, or a clean type, for no error.
 
         Raises:
-            TypeError: `ex` is something else.
-            BaseException: `ex` itself, when `join` is over and could not report it any more.
+            TypeError: `ex` is of another type.
+            BaseException: `ex` itself, after the end of `join`, which cannot raise it any more.
         """
         error = ex[1] if isinstance(ex, tuple) else ex
         if error is not None and not isinstance(error, BaseException):
@@ -82,14 +86,15 @@ class Coordinator:
             if first and failed and error is not None and not joined:
                 self._error = (error, error.__traceback__)
             again = not first and self._error is not None and self._error[0] is error
-            # After join() a failure is raised here and stops nothing: there is nobody left to stop.
+            # After join() a failure is raised here and stops nothing: no thread is left.
             self._stopping = self._stopping or not (joined and failed)
             self._changed.notify_all()
         if not failed or error is None:
             return
         if joined:
             raise error
-        if again:  # `join` raises it
+        # `join` raises this very error, so no line in the log is needed.
+        if again:
             return
         how = "error reported to coordinator" if first else "error after the stop, not raised"
         _log.log(logging.ERROR if first else logging.WARNING, "%s: %s: %s", how, type(error).__name__, error)
@@ -102,7 +107,7 @@ class Coordinator:
             self._error = None
 
     def should_stop(self) -> bool:
-        """Whether a stop was requested."""
+        """Returns True after a stop was requested."""
         with self._changed:
             return self._stopping
 
@@ -110,10 +115,10 @@ class Coordinator:
         """Waits until a stop is requested.
 
         Args:
-            timeout: seconds to wait at most; not above 0 only looks, None waits without limit, as infinity does.
+            timeout: Seconds to wait at most. 0 or less does not wait; None and infinity wait without a limit.
 
         Returns:
-            Whether a stop was requested.
+            True if a stop was requested.
         """
         limit = None if timeout is None else min(timeout, LONGEST_SECS)
         with self._changed:
@@ -121,7 +126,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Iterator[None]:
-        """Turns any exception within, KeyboardInterrupt too, into a `request_stop` with it, and goes on after."""
+        """Turns any exception of the block, KeyboardInterrupt too, into a `request_stop`, and continues after."""
         try:
             yield
         except BaseException as error:
@@ -138,16 +143,16 @@ class Coordinator:
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Waits for threads to end: without limit until a stop is requested, and for the grace period after that.
+        """Waits until threads end: without a limit before a stop, and for the grace period after a stop.
 
         Args:
-            threads: whom to wait for, beside the registered threads; their registration is over then.
-            stop_grace_period_secs: seconds that threads have to end once a stop is requested.
-            ignore_live_threads: only log threads that are alive after the grace period.
+            threads: Threads to wait for, beside the registered threads. The registration ends with the wait.
+            stop_grace_period_secs: Seconds that threads have to end after a stop.
+            ignore_live_threads: True to only log threads that are alive after the grace period.
 
         Raises:
-            BaseException: what stopped the threads, with its traceback; this comes before the next.
-            RuntimeError: threads are alive after the grace period; tells their names.
+            BaseException: The error that stopped the threads, with its traceback. This error comes before the next.
+            RuntimeError: Threads are alive after the grace period. The message names them.
         """
         with self._changed:
             covered = {*self._registered, *(threads or ())}
@@ -173,23 +178,29 @@ class Coordinator:
 
     @property
     def joined(self) -> bool:
-        """Whether `join` is over."""
+        """True after the end of `join`."""
         with self._changed:
             return self._joined
 
     def raise_requested_exception(self) -> None:
-        """Raises the exception that stopped the threads, with its traceback, if there is one; it stays recorded."""
+        """Raises the exception that stopped the threads, with its traceback; returns when there is none.
+
+        The exception stays recorded.
+        """
         with self._changed:
             recorded = self._error
         if recorded is not None:
-            # Each raise adds frames to the exception: start again from those of the thread.
+            # Each raise adds frames to the exception, so the traceback starts again from the frames of the thread.
             raise recorded[0].with_traceback(recorded[1])
 
     def _wait_for_end_or_stop(self, threads: set[threading.Thread]) -> threading.Thread | None:
-        """Returns the helper thread that this needed, if any; it ends when the last of `threads` does."""
+        """Waits for a stop, or for the last thread to end; returns the helper thread, None without one.
+
+        The helper thread ends with the last of `threads`.
+        """
         if self.should_stop() or not _alive(threads):
             return None
-        # Nobody tells when a thread ends: somebody has to sit and wait for it.
+        # Python has no event for the end of a thread, so the helper joins the threads and then notifies this wait.
         watcher = threading.Thread(target=self._log_when_ended, args=(threads,), name="coordinator-join", daemon=True)
         watcher.start()
         with self._changed:
@@ -209,7 +220,7 @@ def _alive(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
 
 
 def _join_all(threads: Iterable[threading.Thread], timeout: float) -> None:
-    """Waits until all threads have ended, `timeout` seconds at most."""
+    """Waits until all threads have ended, at most `timeout` seconds together."""
     deadline = time.monotonic() + timeout
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -221,7 +232,11 @@ def _names(threads: Iterable[threading.Thread]) -> str:
 
 @contextlib.contextmanager
 def while_open(session: object) -> Iterator[None]:
-    """What a service does with a session: it is no failure when the program closes that meanwhile."""
+    """Ends a service's block in silence when the program has closed the session meanwhile.
+
+    Args:
+        session: Session that the block uses.
+    """
     try:
         yield
     except (CancelledError, RuntimeError) as error:
@@ -243,17 +258,17 @@ def underlying(session: Any) -> Session:
 class LooperThread(threading.Thread):
     """A daemon thread that repeats a call, and stops with its coordinator.
 
-    It calls `start_loop` once, `run_loop` at once and then every interval, and `stop_loop` once after a stop. An
-    exception in any of them stops the coordinator with it; then `stop_loop` is not called. Runs that were missed, as
-    one took longer than the interval or the process was suspended, are made up for by one. Subclasses override these
-    three; or give a target.
+    The thread calls `start_loop` once, `run_loop` at once and then every interval, and `stop_loop` once after a stop.
+    An exception in a call stops the coordinator, and `stop_loop` is not called then. After a call that took longer
+    than the interval, or a pause of the process, one call makes up for all missed calls. A subclass overrides the three
+    methods, or the caller gives a target.
 
     Args:
-        coord: stops this thread, and gets its exceptions; `coord.join()` waits for it.
-        timer_interval_secs: seconds from the start of one call to the start of the next; None for no pause.
-        target: what `run_loop` calls.
-        args: positional arguments of `target`.
-        kwargs: keyword arguments of `target`.
+        coord: Coordinator that stops this thread and receives its exceptions; `coord.join()` waits for the thread.
+        timer_interval_secs: Seconds from the start of one call to the start of the next; None for no pause.
+        target: Function that `run_loop` calls.
+        args: Positional arguments of `target`.
+        kwargs: Keyword arguments of `target`.
 
     Raises:
         ValueError: `coord` is not a `Coordinator`, or there are arguments without a target.
@@ -272,7 +287,7 @@ class LooperThread(threading.Thread):
             raise ValueError(f"coord must be a Coordinator, got {coord!r}")
         if target is None and (args or kwargs):
             raise ValueError("args and kwargs need a target")
-        # A name that tells something: it is what join() reports when this thread does not end.
+        # join() reports this name when the thread does not end, so "Thread-5" would not do.
         super().__init__(name=getattr(target, "__name__", type(self).__name__), daemon=True)
         self._coord = coord
         self._interval = timer_interval_secs
@@ -289,13 +304,21 @@ class LooperThread(threading.Thread):
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
-        """Starts a thread that calls `target(*args, **kwargs)` every `timer_interval_secs` seconds."""
+        """Starts a thread that calls `target(*args, **kwargs)` every `timer_interval_secs` seconds.
+
+        Args:
+            coord: Coordinator that stops the thread.
+            timer_interval_secs: Seconds from the start of one call to the start of the next; None for no pause.
+            target: Function that the thread calls.
+            args: Positional arguments of `target`.
+            kwargs: Keyword arguments of `target`.
+        """
         looper = LooperThread(coord, timer_interval_secs, target=target, args=args, kwargs=kwargs)
         looper.start()
         return looper
 
     def run(self) -> None:
-        """The life of the thread."""
+        """Calls the three methods until the coordinator stops."""
         with self._coord.stop_on_exception():
             self.start_loop()
             due = time.monotonic()
@@ -305,23 +328,23 @@ class LooperThread(threading.Thread):
             self.stop_loop()
 
     def start_loop(self) -> None:
-        """Called once before the first `run_loop`; does nothing here."""
+        """Prepares the thread, before the first `run_loop`. Does nothing here."""
 
     def run_loop(self) -> None:
-        """Called at every interval; calls the target here."""
+        """Does the work of one interval: calls the target."""
         if self._call is not None:
             self._call(*self._call_args, **self._call_kwargs)
 
     def stop_loop(self) -> None:
-        """Called once after a stop that was not this thread's failure; does nothing here."""
+        """Cleans up after a stop that was not this thread's failure. Does nothing here."""
 
 
 class GracePeriod:
-    """Bounds waits for tasks that may be dead: they end a while after a stop, and at once after a failure.
+    """The bound of waits for tasks that may be dead: a while after a stop, and at once after a failure.
 
     Args:
-        coord: tells of stops and failures.
-        grace_secs: how long waits may go on after a stop without a failure.
+        coord: Coordinator with the stop and the failure.
+        grace_secs: Seconds that waits may last after a stop without a failure.
     """
 
     def __init__(self, coord: Coordinator, grace_secs: float = STOP_GRACE_SECS) -> None:
@@ -330,10 +353,10 @@ class GracePeriod:
         self._stopped_at: float | None = None
         self._over = threading.Event()
         self.deadline: float | None = None
-        """``time.monotonic()`` when the grace period ends even without a stop."""
+        """Time on ``time.monotonic()`` at which the period ends even without a stop; None for no such time."""
 
     def exhausted(self) -> bool:
-        """Whether it is time to give up."""
+        """Returns True when waits are to end."""
         if self._over.is_set() or (self.deadline is not None and time.monotonic() >= self.deadline):
             return True
         if not self.coord.should_stop():
@@ -344,27 +367,36 @@ class GracePeriod:
         return failed(self.coord) or time.monotonic() - self._stopped_at >= self.grace_secs
 
     def at_most(self, secs: float) -> float:
-        """``secs``, or the time that is left when that is less."""
-        self.exhausted()  # notes when the stop came
+        """Returns ``secs``, or the seconds that are left if less, and 0.1 at least.
+
+        Args:
+            secs: Seconds that a wait may take.
+        """
+        # This notes the time of the stop.
+        self.exhausted()
         ends = [] if self.deadline is None else [self.deadline]
         if self._stopped_at is not None:
             ends.append(self._stopped_at + self.grace_secs)
         return min([secs, *(max(0.1, end - time.monotonic()) for end in ends)])
 
     def wait(self, secs: float) -> None:
-        """Waits, less long when the grace period ends meanwhile or a stop is requested."""
+        """Waits some seconds; a stop, or the end of the period, ends the wait early.
+
+        Args:
+            secs: Seconds to wait at most; after a stop at most a second.
+        """
         if self.coord.should_stop():
             self._over.wait(min(secs, 1.0))
         else:
             self.coord.wait_for_stop(secs)
 
     def renew(self) -> None:
-        """Begins anew, for another session."""
+        """Begins another period, for another session."""
         self._over.clear()
         self._stopped_at = self.deadline = None
 
     def start_again(self) -> None:
-        """Contact was lost just now: the whole grace period is there again, however long ago the stop was."""
+        """Gives the whole period again, however long ago the stop was: contact was lost just now."""
         self._stopped_at = None
 
     def end(self) -> None:
@@ -373,7 +405,7 @@ class GracePeriod:
 
 
 def failed(coord: Coordinator) -> bool:
-    """Whether a coordinator was stopped by an exception."""
+    """Returns True if an exception has stopped a coordinator."""
     try:
         coord.raise_requested_exception()
     except BaseException:  # noqa: B036 - it is looked at, not handled: join() raises it again

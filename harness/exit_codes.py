@@ -1,7 +1,7 @@
-"""How a process of ours ends: one table of exit codes, which trainer, launcher and docs/launch.md read.
+"""The table of exit codes of the project's processes, which trainer, launcher and docs/launch.md read.
 
-A code tells whoever started the process whether to start it again. Within the project codes are plain; at its edge they
-may be those that an engine reads in its own way (`use`, ``--exit_codes``):
+The launcher or engine that started a process reads from the code if the process is to be started again. Within the
+project codes are plain. At its edge ``--exit_codes`` (`use`) chooses the codes that an engine expects:
 
     sys.exit(exit_codes.code(exit_codes.LOST))      # 75; under TFJob 138, which it takes for "start it again"
 """
@@ -20,7 +20,7 @@ from absl import flags
 
 
 class Retry(enum.Enum):
-    """Whether a process that has ended so is started again."""
+    """Rule for another start of a process that has ended with a code."""
 
     NEVER = "no"
     COUNTED = "yes, a few times"
@@ -32,15 +32,15 @@ class ExitCode:
     """A row of the table: a way to end.
 
     Attributes:
-        name: of the row, in words.
-        meaning: when a process ends so.
-        retry: whether to start it again; `harness.launch` does so ``max_restarts`` times where it counts.
-        plain: the code. Of ``FAILED`` and ``KILLED``, which keep the code that they came with, the usual one.
-        tfjob: under Kubeflow's TFJob, whose ExitCode policy takes 130, 137, 138 and 143 for "start it again" and
-            others for "fail the job".
-        jobset: under JobSet, whose failure policy names codes.
-        also: codes of others with this meaning.
-        errors: the error types, by name, after which a process ends so; their subclasses too.
+        name: Name of the row, in words.
+        meaning: Reason why a process ends with this code.
+        retry: Rule for another start. `harness.launch` makes ``max_restarts`` starts that count.
+        plain: Code within the project. ``FAILED`` and ``KILLED`` keep the code of the process; this is the usual one.
+        tfjob: Code under Kubeflow's TFJob. Its ExitCode policy starts a task again after 130, 137, 138 and 143, and
+            fails the job after any other code.
+        jobset: Code under JobSet, whose failure policy names codes.
+        also: Codes of other programs with this meaning.
+        errors: Names of the error types that end a process with this code; subclasses count, too.
     """
 
     name: str
@@ -96,10 +96,13 @@ _scheme = "plain"
 
 
 def use(scheme: str) -> None:
-    """Makes `code` give the codes of an engine in this process.
+    """Sets the scheme whose codes `code` returns in this process.
+
+    Args:
+        scheme: One of ``SCHEMES``.
 
     Raises:
-        ValueError: there is no such scheme.
+        ValueError: There is no such scheme.
     """
     global _scheme
     if scheme not in SCHEMES:
@@ -108,13 +111,13 @@ def use(scheme: str) -> None:
 
 
 def code(row: ExitCode) -> int:
-    """The code with which this process is to end so."""
+    """Returns the code of a row in the scheme of this process."""
     found: int = getattr(row, _scheme)
     return found
 
 
 def of_code(plain: int) -> ExitCode:
-    """The row of a plain code, 0 to 255."""
+    """Returns the row of a plain code, 0 to 255."""
     for row in TABLE:
         if row is not KILLED and plain in (row.plain, *row.also):
             return row
@@ -122,17 +125,17 @@ def of_code(plain: int) -> ExitCode:
 
 
 def translated(plain: int) -> int:
-    """A plain code as `code` gives it: what is not ours (of a signal, or of the user's program) stays as it is."""
+    """Returns a plain code in the scheme of this process; a code of a signal or of the user's program stays."""
     row = of_code(plain)
     return plain if row in (FAILED, KILLED) else code(row)
 
 
 def of_error(error: BaseException, *, begun: bool = True) -> ExitCode:
-    """The row of an error that ends a process.
+    """Returns the row of an error that ends a process.
 
     Args:
-        error: what nobody has caught.
-        begun: whether the process has trained a step. What Python raises then may be the data's fault.
+        error: Error that was not caught.
+        begun: True if the process has trained a step. A TypeError, say, may be the data's fault then.
     """
     for name in (kind.__name__ for kind in type(error).__mro__):
         for row in TABLE:
@@ -142,9 +145,13 @@ def of_error(error: BaseException, *, begun: bool = True) -> ExitCode:
 
 
 def end_with(row: ExitCode, error: BaseException) -> None:
-    """Has the process end with the code of a row, in place of Python's 1, if nothing catches this very error.
+    """Sets the code with which the process ends, in place of Python's 1, if nothing catches an error.
 
-    Its traceback is printed as ever.
+    The traceback is still printed.
+
+    Args:
+        row: Row of the code.
+        error: Error that is about to leave the program. After any other error the code is Python's.
     """
     show = sys.excepthook
 
@@ -157,15 +164,23 @@ def end_with(row: ExitCode, error: BaseException) -> None:
 
 
 def of_join(done: bool) -> int:
-    """The code with which a ps ends, given what ``Server.join`` has returned."""
+    """Returns the code with which a ps ends.
+
+    Args:
+        done: Value of ``Server.join``.
+    """
     return code(DONE if done else PREEMPTED)
 
 
 def leave(row: ExitCode, message: str) -> NoReturn:
     """Ends the program with a message on stderr, and the code of a row.
 
+    Args:
+        row: Row of the code.
+        message: Message for stderr.
+
     Raises:
-        SystemExit: always.
+        SystemExit: Always.
     """
     print(message, file=sys.stderr, flush=True)
     sys.exit(code(row))
@@ -173,9 +188,9 @@ def leave(row: ExitCode, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """A block that Ctrl-C leaves by ``SystemExit``, with the code of ``INTERRUPTED``: without a traceback.
+    """Turns a Ctrl-C that leaves the block into ``SystemExit`` with the code of ``INTERRUPTED``, without a traceback.
 
-    What is within the block, such as the block of a session, sees Python's KeyboardInterrupt.
+    Code within the block, such as the block of a session, receives Python's KeyboardInterrupt.
     """
     try:
         yield
@@ -184,23 +199,25 @@ def interruptible() -> Iterator[None]:
 
 
 def open_streams() -> None:
-    """Makes /dev/null of a standard output or error that was closed when the program started: ``command >&-``.
+    """Opens /dev/null in place of a standard output or error that was closed at the start (``command >&-``).
 
-    Python has None in its place, and the next file or socket would get its number. Call it before anything is opened.
+    Python has None for a closed stream, and the next file or socket would get its number. So call this function before
+    the program opens anything.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, "w")  # noqa: SIM115  # it stays open as long as the program runs
-            os.set_inheritable(stream.fileno(), True)  # what the program starts has standard streams, too
+            # The stream stays open as long as the program runs. Programs that this one starts inherit the stream.
+            stream = open(os.devnull, "w")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """The block of a command that prints; also a decorator of its ``main``.
+    """Ends a command in silence when its output is no longer read; also a decorator of a ``main``.
 
-    Where nobody reads what it prints (``command | head -1``), the program ends without a word by ``SystemExit``. Its
-    code is that of SIGPIPE, a signal that Python ignores.
+    After the reader has gone (``command | head -1``) the program ends by ``SystemExit``. The code is that of SIGPIPE, a
+    signal that Python ignores.
     """
     open_streams()
     try:
@@ -210,32 +227,37 @@ def printing() -> Iterator[None]:
             sys.stdout.flush()
     except BrokenPipeError:
         with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes what is left once more at the end
+            # Python flushes the rest of the output once more at its end, which must not fail again.
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def parse_flags(argv: Iterable[str], program: str = "", hint: str = " (see --help)") -> list[str]:
-    """The arguments that are no flags, the program's name first; for ``app.run(main, flags_parser=parse_flags)``.
+    """Returns the arguments that are no flags, the program's name first.
 
-    A mistake ends the program with one line, and the code of ``CONFIGURATION`` instead of absl's 1.
+    A mistake ends the program with one line and the code of ``CONFIGURATION``; absl's own code would be 1.
+
+        app.run(main, flags_parser=exit_codes.parse_flags)
 
     Args:
-        argv: the command line.
-        program: how the line begins.
-        hint: how the line ends.
+        argv: Command line.
+        program: Begin of that line, such as the program's name and a colon.
+        hint: End of that line.
     """
     try:
         rest: list[str] = flags.FLAGS(tuple(argv))
         return rest
-    except SystemExit:  # --help has been shown: absl would call that a failure
+    except SystemExit:
+        # The text of --help was shown. absl's code would be that of a failure.
         sys.exit(DONE.plain)
     except flags.Error as error:
         leave(CONFIGURATION, f"{program}{_explain_error(error)}{hint}")
 
 
 def _explain_error(error: flags.Error) -> str:
-    """Returns what is wrong with a command line, in one line: what to use instead of a flag or value that is gone."""
-    from runtime.lowlevel import explain_flags  # here, as a launcher does without JAX unless its command line is wrong
+    """Returns the mistake of a command line in one line, with the replacement of a flag or value that is gone."""
+    # The import stands here as a launcher does without JAX, unless its command line is wrong.
+    from runtime.lowlevel import explain_flags
 
     message = " ".join(str(error).split())
     flag = f"--{error.flagname}" if isinstance(error, flags.UnrecognizedFlagError) else message.partition(":")[0]

@@ -1,7 +1,8 @@
-"""What to do with a session that has just been opened: initialise, restore, keep, wait, join, end or give up.
+"""The decision about a session that has just been opened: initialise, restore, keep, wait, join, end or give up.
 
-Pure functions: what the cluster reports, the role, the options and the time go in, a decision and its reason in words
-come out. The session manager asks, acts and logs; the tables in the tests are the specification.
+Pure functions: the cluster's report, the role, the options and the time go in; a decision and its reason in words come
+out. ``SessionManager`` asks, acts and logs. The tables in ``tests/harness/training/test_start_policy.py`` are the
+specification.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 ALIVE_SECS = 2.0
-"""A chief that was silent for less lives: a living one gives a sign of life every second."""
+"""Silence, in seconds, below which a chief lives. A living chief gives a sign of life every second."""
 _SHOWN = 5
-"""How many names a reason lists."""
+"""Number of names that a reason lists."""
 
 
 class Role(enum.Enum):
@@ -25,7 +26,7 @@ class Role(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What a task does with its session."""
+    """Action of a task with its session."""
 
     KEEP = "keep the live model"
     RESTORE = "restore the newest checkpoint"
@@ -38,20 +39,20 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """What the cluster reports.
+    """Answer of the cluster to a task that has just opened a session.
 
     Attributes:
-        unreachable: why it could not be asked; empty when it could.
-        variables: how many variables the graph shares with the cluster.
-        missing: names of those that have no value.
-        phases: phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
-        addresses: of these tasks, as far as they are known.
-        chief: the task that leads, with its address; empty when none does, or it is not known.
-        origins: why tasks that should go on from a backup started without values.
-        not_ready: what a ready operation of the user's own still misses; empty when nothing.
-        checkpoint: path of the newest whole checkpoint, None when there is none.
-        logdirs: log directories of the runs that the tasks' values belong to, as far as they were told.
-        chief_silent_secs: For how long the chief has given no sign of life; infinite when none is known.
+        unreachable: Reason why the cluster did not answer; empty when it did.
+        variables: Number of variables that the graph shares with the cluster.
+        missing: Names of the variables without a value.
+        phases: Phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
+        addresses: Addresses of these tasks, where known.
+        chief: Task that leads, with its address; empty when no task leads, or the chief is not known.
+        origins: Reasons why tasks that should continue from a backup started without values.
+        not_ready: Names that a ready operation of the user's own still misses; empty when none.
+        checkpoint: Path of the newest whole checkpoint; None when there is none.
+        logdirs: Log directories of the runs to which the tasks' values belong, where known.
+        chief_silent_secs: Seconds since the chief's last sign of life; infinite without a known chief.
     """
 
     unreachable: str = ""
@@ -69,14 +70,14 @@ class ClusterReport:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """What the user asked for; times on the clock that gives ``now``.
+    """Wishes of the user; times are on the clock of ``now``.
 
     Attributes:
-        give_up_at: when waiting ends.
-        can_initialize: there is an init operation or function.
-        wait_for_checkpoint: a chief without a checkpoint waits for one before it initialises.
-        recovering: training has been going on before.
-        started_again: a launcher has started this task before, in the same run.
+        give_up_at: Time at which waiting ends.
+        can_initialize: True if there is an init operation or function.
+        wait_for_checkpoint: True if a chief without a checkpoint waits for a checkpoint before it initialises.
+        recovering: True if this process has trained in the run before.
+        started_again: True if a launcher has started this task before, in the same run.
     """
 
     give_up_at: float
@@ -88,7 +89,7 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why, in words for the log."""
+    """An action, and its reason in words for the log."""
 
     action: Action
     reason: str
@@ -97,11 +98,14 @@ class Decision:
 def decide(now: float, role: Role, report: ClusterReport, options: StartOptions) -> Decision:
     """Decides for one task.
 
+        decide(now, Role.CHIEF, ClusterReport(missing=["w"], checkpoint="/run/model.ckpt/10"), options).action
+        # Action.RESTORE
+
     Args:
-        now: the time, in seconds on any clock that only goes forward.
-        role: the chief gives the variables their values; the others only wait for that.
-        report: what the cluster reports.
-        options: what the user asked for.
+        now: The time, in seconds on any clock that only goes forward.
+        role: Role of the task. The chief gives the variables their values; other tasks wait for the chief.
+        report: Report of the cluster.
+        options: Wishes of the user.
     """
     if report.unreachable:
         return _wait(now, options, report.unreachable)
@@ -109,12 +113,12 @@ def decide(now: float, role: Role, report: ClusterReport, options: StartOptions)
 
 
 def other_run(report: ClusterReport, logdir: str, step: int | None) -> str:
-    """What a chief that keeps a live model must say aloud: that it is another run's. Empty when nothing tells so.
+    """Returns the warning that a chief keeps the live model of another run; empty when no directory says so.
 
     Args:
-        report: what the cluster reports.
-        logdir: the chief's own log directory, in the form of those in the report; empty for none.
-        step: the global step of the live model, None when it is not known.
+        report: Report of the cluster.
+        logdir: Log directory of the chief, in the form of those in the report; empty for none.
+        step: Global step of the live model; None when not known.
     """
     others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
     if not logdir or not others:
@@ -134,8 +138,8 @@ def rival(report: ClusterReport, logdir: str) -> str:
     """Returns the reason why a chief may not lead: another run's chief lives. Empty when none does.
 
     Args:
-        report: What the cluster reports.
-        logdir: The log directory of the chief that asks, in the form of those in the report; empty for none.
+        report: Report of the cluster.
+        logdir: Log directory of the chief that asks, in the form of those in the report; empty for none.
     """
     others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
     running = any(phase in ("loading", "ready") for phase in report.phases.values())
@@ -149,9 +153,11 @@ def rival(report: ClusterReport, logdir: str) -> str:
 
 
 def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Decision:
+    # Only a launcher's second start may take the end of the run for its own: a first start begins another run.
     if options.started_again and not options.recovering and _tasks_in(report, "finished"):
         return Decision(Action.END, "the run has finished before this task was started again")
     loading = _tasks_in(report, "loading")
+    # A graph without variables is initialised once, too: the run records say if that has happened.
     settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
     if not report.missing and not loading and settled:
         return Decision(Action.KEEP, "every variable has a value on its task: the model is alive, no step is lost")
@@ -192,7 +198,7 @@ def _wait(now: float, options: StartOptions, reason: str) -> Decision:
 
 
 def _waited_for(report: ClusterReport) -> str:
-    """Whom a task waits for: the chief, or, as long as there is none, the tasks where the first chief will appear."""
+    """Returns the words for the chief that a task waits for, or for the ps where the first chief will appear."""
     if report.chief:
         return f"; waiting for {report.chief}"
     reached = [f"{task} at {report.addresses[task]}" if task in report.addresses else task for task in report.phases]
