@@ -1,7 +1,7 @@
 """Threads of a program that stop together: the coordinator, the thread that repeats a call, the waits after a stop.
 
-Supervisor and MonitoredSession have a ``Coordinator`` each. Services are ``LooperThread``s. A ``GracePeriod`` bounds each
-wait for a task that may be dead. Nothing here knows of a cluster, so a program may use the three alone.
+Supervisor and MonitoredSession have a ``Coordinator`` each. Services are ``LooperThread``s. A ``GracePeriod`` bounds
+each wait for a task that may be dead. Nothing here knows of a cluster, so a program may use the three alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""DataShards: a data set is dealt out, block by block, to workers that come and go."""
+"""DataShards: deals a data set out, block by block, to workers that come and go.
+
+A training program makes a ``DataShards`` beside its optimizer and trains on the ``Batches`` of its worker. The table of
+leases (``lease_table``) is a variable beside the global step, so the table is saved and restored with the model.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,15 @@ from harness.training.session_manager import LOST_CONTACT
 from runtime.lowlevel import Array, RunRecords, RunRecordView
 
 LEASE_SECS = 10.0
-"""A worker without a sign of life for so long loses its lease."""
+"""Silence, in seconds, after which a worker loses its lease."""
 _POLL_SECS = 0.1
+"""Seconds between two questions for a lease while other workers have the last batches."""
 _AT_ONCE = 32
+"""Number of workers whose leases one update takes back."""
 _LEASES = np.iinfo(np.int32).max
+"""Number that is above that of every lease."""
 _SAID = ("num_examples", "batch_size", "block_batches", "seed", "shuffle")
+"""Names of the numbers that tell one data set from another, in the order of the table."""
 
 _RANGES = {
     "num_examples": (1, 2**62),
@@ -47,10 +55,10 @@ class Batch:
     """The examples of one training step.
 
     Attributes:
-        number: of the batch, from 0, through all epochs.
-        epoch: how often the data set has been gone through before it: 1.5 in the middle of the second time.
-        examples: int64[batch_size], indices of the examples, below ``num_examples``.
-        feed: what its training step must be fed besides: with the gradients it says that these examples are done.
+        number: Number of the batch, from 0, through all epochs.
+        epoch: Epochs that were dealt out before the batch: 1.5 in the middle of the second epoch.
+        examples: Indices of the examples, int64[batch_size], below ``num_examples``.
+        feed: Further feed of the training step, which marks these examples as done in the update of the gradients.
     """
 
     number: int
@@ -69,27 +77,28 @@ class DataShards:
             for batch in batches:
                 session.run(train_op, {x: images[batch.examples], y: labels[batch.examples], **batch.feed})
 
-    A worker leases a block of batches at a time. That a batch is done is a part of the training step itself: it is
-    written in the same atomic update as the global step, on its ps. So the table of leases, which is a variable there,
-    is saved with every checkpoint, and goes back with the model when that is restored. A lease comes back when its
-    worker leaves the block of ``open``, and, with the batches that it had not trained, when the worker has given no
-    sign of life for ``lease_secs``: the chief sees to that. ``docs/guarantees.md`` says what is trained once.
+    A worker leases a block of batches at a time. The training step itself marks a batch as done, in the atomic update
+    of the global step on its ps. So the table of leases is saved with every checkpoint, and goes back with the model in
+    a restore. A worker gives its lease back at the end of the block of ``open``. The chief takes the lease of a worker
+    back that has been silent for ``lease_secs``, with the batches that were not trained. ``docs/guarantees.md`` says
+    which batches are trained once.
 
     Args:
-        num_examples: in the data set.
-        batch_size: examples in one batch. One that reaches the end of an epoch is completed from the next, the very
-            last one too: all have one size, and a run that goes on with more epochs leaves nothing out.
-        epochs: how often the data set is gone through; None, or what is as much, for ever: 2^30 blocks.
-        shuffle: every epoch has an order of its own; it takes 8 bytes of memory for each example. False: in order.
-        seed: of the orders.
-        block_batches: batches in a lease, 15 at most. An epoch should have ten blocks for each worker.
-        slots: how many blocks the workers may have between them and the slowest of them: more than there are workers.
-        lease_secs: how long a worker may be silent before its lease goes to others.
-        global_step: the table lies beside it; the graph's by default.
-        name: the same in all workers.
+        num_examples: Number of examples in the data set.
+        batch_size: Number of examples in one batch. A batch at the end of an epoch is completed from the next epoch,
+            the very last batch too. So all batches have one size, and a run that continues with more epochs leaves
+            no example out.
+        epochs: Number of times that each example is dealt out. None, or as many as give 2^30 blocks, is without end.
+        shuffle: True for another order in every epoch, which takes 8 bytes of memory for each example.
+        seed: Seed of the orders.
+        block_batches: Batches in a lease, 15 at most. An epoch should have ten blocks for each worker.
+        slots: Blocks under way at once, from the oldest that is not done on: more than there are workers.
+        lease_secs: Silence, in seconds, after which the lease of a worker goes to others.
+        global_step: Variable beside which the table lies. Default: the graph's global step.
+        name: Name of the data set, the same in all workers.
 
     Raises:
-        InvalidArgumentError: a number is out of its range.
+        InvalidArgumentError: A number is out of its range.
     """
 
     def __init__(
@@ -144,23 +153,24 @@ class DataShards:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are through all epochs; None when there is no end."""
+        """Number of batches in all epochs; None when there is no end."""
         return None if self._examples is None else -(-self._examples // self.batch_size)
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks these are."""
+        """Number of blocks in all epochs."""
         batches = self.num_batches
         return lease_table.MOST_BLOCKS if batches is None else -(-batches // self._block_batches)
 
     def counted(self, optimizer: AnyOptimizer) -> WrappedOptimizer:
-        """The same optimizer, whose training operation says that a batch is done; feed it ``Batch.feed``.
+        """Wraps an optimizer: its training operation marks a batch as done. Feed the operation ``Batch.feed``.
 
         Args:
-            optimizer: what applies gradients; ``SyncReplicas`` and its like take the result.
+            optimizer: Optimizer that applies gradients. ``SyncReplicas`` goes around the result.
 
         Raises:
-            InvalidArgumentError: The optimizer is ``SyncReplicas``, which drops stale gradients: they would count.
+            InvalidArgumentError: The optimizer is ``SyncReplicas``, which drops stale gradients: their batches would
+                count as done.
         """
         inner = optimizer
         while isinstance(inner, WrappedOptimizer):
@@ -174,21 +184,29 @@ class DataShards:
         return _Counted(optimizer, self)
 
     def open(self, session: rt.Session, coord: Coordinator | None = None) -> Batches:
-        """This worker's batches, as long as there are any; what it has leased is given back at the end of the block.
+        """Returns this worker's batches, for a ``with`` block. The end of the block gives the lease back.
 
         Args:
-            session: of the training loop; a managed or monitored session may recover meanwhile.
-            coord: its stop ends the batches; that of the session by default.
+            session: Session of the training loop. A managed or monitored session may recover meanwhile.
+            coord: Coordinator whose stop ends the batches. Default: that of the session.
 
         Raises:
-            InvalidArgumentError: the run deals out another data set, or with other numbers; or the session prefetches.
+            InvalidArgumentError: The run deals out another data set, or with other numbers; or the session prefetches.
         """
         return Batches(self, session, coord)
 
-    # -- what the table is asked -----------------------------------------------------------------------------------
+    # -- questions to the table ------------------------------------------------------------------------------------
 
     def lease(self, session: rt.Session, owner: int) -> tuple[int, list[int]]:
-        """Leases a block: its number, WAIT or END; and the numbers of its batches that are still to be trained."""
+        """Leases a block for a worker.
+
+        Args:
+            session: Session that asks.
+            owner: Number of the worker (``owner_of``).
+
+        Returns:
+            The number of the block, WAIT or END; and the numbers of its batches that are still to be trained.
+        """
         whole = (1 << self._block_batches) - 1
         batches = self.num_batches
         rest = 0 if batches is None else batches % self._block_batches
@@ -200,19 +218,25 @@ class DataShards:
         return block, [number for number in numbers if batches is None or number < batches]
 
     def release(self, session: rt.Session, owners: Sequence[int], leases: int = _LEASES) -> None:
-        """Gives back what some have leased, by the lease of that number at the latest."""
+        """Gives the leases of some workers back.
+
+        Args:
+            session: Session that asks.
+            owners: Numbers of the workers.
+            leases: Number of the last lease that is given back. A worker that has come back since has a later lease.
+        """
         for start in range(0, len(owners), _AT_ONCE):
             some = list(owners[start : start + _AT_ONCE])
             asked = np.array([leases, *some, *[lease_table.FREE] * (_AT_ONCE - len(some))], np.int32)
             session.run(self._release, {self._given_back: asked})
 
     def read(self, session: rt.Session) -> Array:
-        """The table as it is."""
+        """Returns the table, int32[4, slots]."""
         found: Array = session.run(self.table)
         return found
 
     def check(self, session: rt.Session) -> None:
-        """Raises InvalidArgumentError when the run deals out another data set, or in another way; says which."""
+        """Raises InvalidArgumentError when the run deals out another data set, or with other numbers."""
         there = lease_table.likeness_of(self.read(session))
         wrong = [
             f"{name}={was} (here {own})"
@@ -225,14 +249,18 @@ class DataShards:
             )
 
     def batch(self, number: int) -> Batch:
-        """One batch, from its number."""
+        """Returns the batch with a number."""
         start = number * self.batch_size
         examples = self._orders.examples(start, start + self.batch_size)
         marks = lease_table.mark(self._slots, number, self._block_batches)
         return Batch(number, start / self.num_examples, examples, {self._marks: marks})
 
     def count(self, after: Sequence[rt.Operation]) -> rt.Operation:
-        """The update of the table that says, beside ``after``, that a batch is done."""
+        """Makes the update of the table that marks a batch as done.
+
+        Args:
+            after: Updates beside which this one runs, on the same ps.
+        """
         with self._step.graph.as_default(), rt.name_scope(None), rt.control_dependencies(after):
             return rt.update([self.table], _mark, [self._marks], name=f"{self.name}/mark")
 
@@ -263,7 +291,7 @@ def _mark(table: Any, marks: Any) -> Any:
 
 
 class _Counted(WrappedOptimizer):
-    """An optimizer whose training operation also says which batch it has trained."""
+    """An optimizer whose training operation also marks its batch as done."""
 
     def __init__(self, optimizer: AnyOptimizer, shards: DataShards) -> None:
         super().__init__(optimizer, optimizer.name)
@@ -275,7 +303,16 @@ class _Counted(WrappedOptimizer):
         global_step: rt.Variable | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that applies gradients and says which batch they are of."""
+        """Makes one operation that applies gradients and marks their batch as done.
+
+        Args:
+            grads_and_vars: Gradients with their variables.
+            global_step: Variable that counts the steps, beside the table of leases.
+            name: Name of the operation.
+
+        Raises:
+            InvalidArgumentError: The optimizer updates nothing on the ps of the table, so no update could be shared.
+        """
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
         beside = [op for op in updates if op.device == self._shards.table.device]
@@ -289,11 +326,11 @@ class _Counted(WrappedOptimizer):
 
 
 class Batches:
-    """A worker's batches; see ``DataShards.open``."""
+    """The batches of a worker; see ``DataShards.open``."""
 
     def __init__(self, shards: DataShards, session: rt.Session, coord: Coordinator | None) -> None:
         self._shards = shards
-        # What the library asks of a session is no step of the user's: no hook is called, and it may come after a stop.
+        # The questions here are no steps of the user's. So they bypass the hooks, and may come after a stop.
         self._session = session.managed if isinstance(session, MonitoredSession) else session
         self._coord = coord or getattr(session, "coord", None) or Coordinator()
         self._owner = lease_table.FREE
@@ -302,7 +339,7 @@ class Batches:
         self._waiting = False
 
     def __enter__(self) -> Batches:
-        """Sees that the run deals out the same data."""
+        """Checks that the run deals out the same data."""
         if self._session.config.prefetch:
             raise rt.InvalidArgumentError(
                 f"{self._shards.name}: with prefetch the gradients of a batch are still under way when the next lease "
@@ -315,28 +352,31 @@ class Batches:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Gives back what is leased; where that fails, it comes back when the worker has been silent for a while."""
+        """Gives the lease back. Where this fails, the chief takes the lease back after ``lease_secs``."""
+        # After an error the session is most likely lost, and a question to it would wait in vain.
         if error is not None and isinstance(error, Exception) and not isinstance(error, rt.OutOfRangeError):
-            return  # most likely there is nobody who could take it back
+            return
         try:
             self._shards.release(self._session, [self._owner])
-        except (rt.OpError, RuntimeError) as failure:  # the session is closed, say
+        except (rt.OpError, RuntimeError) as failure:
+            # The program may have closed the session before.
             logging.info("%s: the lease of this worker is not given back: %s", self._shards.name, failure)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches."""
+        """Returns the batches themselves."""
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; waits while others have all that are left.
+        """Returns the next batch; waits while other workers have all that are left.
 
         Raises:
-            StopIteration: all batches of all epochs are done, or a stop was requested.
+            StopIteration: All batches of all epochs are done, or a stop was requested.
         """
         if self._coord.should_stop():
             raise StopIteration
         session = self._session.id
-        if session != self._id:  # the table may have gone back, and the lease with it
+        # A new session may come with a restored table, which does not know the lease.
+        if session != self._id:
             self._id = session
             self._left.clear()
         while not self._left:
@@ -350,20 +390,24 @@ class Batches:
         return self._shards.batch(self._left.popleft())
 
     def _rest(self) -> bool:
-        """Waits a moment, while nobody waits for this worker's gradients; gives whether a stop was requested."""
+        """Waits a moment for a batch of another worker; returns True if a stop was requested.
+
+        Synchronous workers are informed first that no gradient of this worker will come.
+        """
         target = self._session.target
         if not self._waiting and target:
             logging.info("%s: other workers have the last batches; waiting whether some come back", self._shards.name)
             try:
                 RunRecords(target).rest(self._session.id)
                 self._waiting = True
-            except LOST_CONTACT as error:  # the next step recovers
+            except LOST_CONTACT as error:
+                # The next question for a lease is a step, and recovers.
                 logging.info("%s: %s", self._shards.name, error)
         return self._coord.wait_for_stop(_POLL_SECS)
 
 
 def owner_of(task: str) -> int:
-    """The number by which a worker has leases: 0 of a chief in a job of its own, else one more than the task's."""
+    """Returns the number of a worker in the table: 0 for a job chief or master, else the task's number plus one."""
     job, index = task.removeprefix("/job:").split("/task:")
     return 0 if job in ("chief", "master") else int(index) + 1
 
@@ -372,13 +416,14 @@ class LeaseKeeper:
     """Takes back the leases of workers that are gone: a thread of the chief, started as a queue runner.
 
     Args:
-        shards: whose leases.
+        shards: Data set of the leases.
     """
 
     def __init__(self, shards: DataShards) -> None:
         self._shards = shards
         self.name = f"{shards.name}/leases"
-        self._unknown: dict[int, float] = {}  # since when no task has been known that has a lease
+        # By number of a lease's owner: the time since which no task with this number has been known.
+        self._unknown: dict[int, float] = {}
 
     def create_threads(
         self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
@@ -386,10 +431,10 @@ class LeaseKeeper:
         """Makes the thread, on the chief; none elsewhere, and none where there is no cluster.
 
         Args:
-            sess: the session that it runs in.
-            coord: stops it, and gets its errors.
-            daemon: whether it may be left behind when the process ends.
-            start: whether to start it.
+            sess: Session in which the thread runs.
+            coord: Coordinator that stops the thread and receives its errors.
+            daemon: True if the end of the process does not wait for the thread.
+            start: True to start the thread.
         """
         target, task = sess.target, sess.task
         if not target or not is_chief(sess, owner_of(task) == 0 or task == "/job:worker/task:0"):
@@ -409,14 +454,21 @@ class LeaseKeeper:
             except (*LOST_CONTACT, rt.CancelledError, rt.DeadlineExceededError, RuntimeError) as error:
                 if coord.should_stop():
                     return
-                logging.info("%s: %s", self.name, error)  # training recovers
+                # The next training step meets the loss, and recovers.
+                logging.info("%s: %s", self.name, error)
             except Exception as error:
                 coord.request_stop(error)
                 return
 
     def take_back(self, sess: rt.Session, records: RunRecords) -> list[int]:
-        """Looks once; gives whose leases have been taken back."""
-        table = self._shards.read(sess)  # before the records: a worker that comes back meanwhile has a later lease
+        """Takes the leases of workers that are gone back, once; returns the numbers of these workers.
+
+        Args:
+            sess: Session that asks.
+            records: Run records that know the workers.
+        """
+        # The table is read before the records: a worker that comes back meanwhile has a later lease.
+        table = self._shards.read(sess)
         owners = lease_table.owners_of(table)
         gone = gone_owners(owners, records.inspect().values(), self._shards.lease_secs, self._unknown, time.monotonic())
         if gone:
@@ -432,14 +484,14 @@ def gone_owners(
     unknown: dict[int, float],
     now: float,
 ) -> list[int]:
-    """Of those who have leases, the workers that are done or have been silent for too long.
+    """Returns the workers with leases that are done or have been silent for too long.
 
     Args:
-        owners: who have leases.
-        records: the run records of all tasks.
-        lease_secs: how long a worker may be silent; and how long one may be unknown, as after a restart of all ps.
-        unknown: since when the unknown ones are; changed.
-        now: ``time.monotonic()``.
+        owners: Numbers of the workers with leases.
+        records: Run records of all tasks.
+        lease_secs: Seconds that a worker may be silent, or unknown, as after a restart of all ps.
+        unknown: By number of an unknown worker: the time since which it is unknown. The function updates this.
+        now: The time on ``time.monotonic()``.
     """
     joined = {owner_of(task): task for record in records for task in record.joined if "/task:" in task}
     done = {task for record in records for task in record.done}
@@ -458,7 +510,7 @@ def gone_owners(
 
 
 class _Orders:
-    """In which order each epoch deals out its examples; keeps those of the last two."""
+    """The orders of the examples in each epoch. The last two are kept, as a batch may lie in two epochs."""
 
     def __init__(self, num_examples: int, seed: int | None) -> None:
         self._num_examples = num_examples
@@ -466,7 +518,12 @@ class _Orders:
         self._kept: dict[int, Array] = {}
 
     def examples(self, start: int, end: int) -> Array:
-        """The examples at these places of the sequence of all epochs, int64."""
+        """Returns the examples at some places of the sequence of all epochs, int64[end - start].
+
+        Args:
+            start: First place.
+            end: Place after the last one.
+        """
         parts = []
         while start < end:
             epoch, place = divmod(start, self._num_examples)

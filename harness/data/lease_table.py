@@ -1,13 +1,13 @@
-"""The table of leases of ``DataShards``: one variable beside the global step, and the pure functions that change it.
+"""The table of leases of ``DataShards``: one variable beside the global step, and the pure functions of its changes.
 
 Batches are numbered from 0 in the order in which they are dealt out, through all epochs. ``BLOCK`` of them, one after
 the other, are a block. The table is int32[4, slots] and holds the blocks from ``first`` on, the lowest one that is not
 done, each in the slot of its number modulo the number of slots:
 
-    row 0   who has leased the block, a number from 0, or FREE
-    row 1   by which lease: leases are counted
-    row 2   which of its batches have been trained, a bit each
-    row 3   the number of the first block, how many leases there were, and what the data set is like
+    row 0   the number of the worker that has leased the block, from 0, or FREE
+    row 1   the number of that lease: leases are counted
+    row 2   a bit for each batch of the block that has been trained
+    row 3   the number of the first block, the number of leases so far, and the numbers of the data set
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ BLOCK = 15
 """Batches in a block at most: the bits of a slot are marks below 2^16, and the lap of the block above."""
 MOST_BLOCKS = 2**30
 LIKENESS = 5
-"""How many numbers tell what a data set is like."""
+"""Count of the numbers that tell one data set from another."""
 _OWNER, _LEASE, _MARKS, _HEAD = range(4)
 _LAPS = 2**14
 
 
 def new_table(slots: int, likeness: tuple[int, ...]) -> Array:
-    """The table before the first lease.
+    """Returns the table before the first lease, int32[4, slots].
 
     Args:
-        slots: how many blocks it holds.
-        likeness: ``LIKENESS`` numbers that tell what the data set is like; of each the 31 lowest bits are kept.
+        slots: Number of blocks in the table.
+        likeness: ``LIKENESS`` numbers of the data set. The 31 lowest bits of each are kept.
     """
     table = np.zeros((4, slots), np.int32)
     table[_OWNER] = FREE
@@ -42,29 +42,29 @@ def new_table(slots: int, likeness: tuple[int, ...]) -> Array:
 
 
 def likeness_of(table: Array) -> tuple[int, ...]:
-    """What ``new_table`` was told of the data set."""
+    """Returns the numbers of the data set, of ``new_table``."""
     return tuple(int(number) for number in table[_HEAD, 2 : 2 + LIKENESS])
 
 
 def leases_of(table: Array) -> int:
-    """How many leases there were."""
+    """Returns the number of leases so far."""
     return int(table[_HEAD, 1])
 
 
 def owners_of(table: Array) -> set[int]:
-    """Who has leased a block."""
+    """Returns the numbers of the workers that have leased a block."""
     return {int(owner) for owner in np.unique(table[_OWNER])} - {FREE}
 
 
 def mark(slots: int, number: int, block_batches: int) -> Array:
-    """What a training step is given to say that it trains a batch: int32[slots], to be given to ``marked``.
+    """Returns the mark of a batch for ``marked``, int32[slots], with which a training step is fed.
 
     The marks of several workers may be joined bit by bit (or).
 
     Args:
-        slots: of the table.
-        number: of the batch.
-        block_batches: batches in a block.
+        slots: Number of slots in the table.
+        number: Number of the batch.
+        block_batches: Number of batches in a block.
     """
     block, bit = divmod(number, block_batches)
     marks = np.zeros(slots, np.int32)
@@ -73,11 +73,13 @@ def mark(slots: int, number: int, block_batches: int) -> Array:
 
 
 def marked(table: jax.Array, marks: jax.Array) -> jax.Array:
-    """The table when batches have been trained; marks of blocks that are done, or not in the table yet, are ignored.
+    """Returns the table after batches have been trained.
+
+    Marks of blocks that are done, or not in the table yet, are ignored.
 
     Args:
-        table: int32[4, slots].
-        marks: int32[slots], of ``mark``.
+        table: Table before, int32[4, slots].
+        marks: Marks, int32[slots], of ``mark``.
     """
     slots = table.shape[1]
     laps = jax.lax.rem(jax.lax.div(_blocks(table), slots), _LAPS)
@@ -88,24 +90,25 @@ def marked(table: jax.Array, marks: jax.Array) -> jax.Array:
 def leased(
     table: jax.Array, owner: jax.Array, blocks: jax.Array, whole: jax.Array, last: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Leases a block: one that the owner has already, else the lowest that nobody has.
+    """Leases a block: the block that the owner has already, else the lowest free block.
 
     Args:
-        table: int32[4, slots].
-        owner: int32, who asks.
-        blocks: int32, how many there are in all.
-        whole: int32, the marks of a block that is done.
-        last: int32, the same of the last block, which may have fewer batches.
+        table: Table before, int32[4, slots].
+        owner: Number of the worker that asks, int32.
+        blocks: Number of blocks in all epochs, int32.
+        whole: Marks of a block that is done, int32.
+        last: Marks of the last block when done, int32. That block may have fewer batches.
 
     Returns:
-        The table, and int32[2]: the block, WAIT when others have all that are left, or END when all are done; and the
-        marks of its batches that have been trained.
+        The table after, and int32[2]: the number of the block, and the marks of its batches that have been trained.
+        The number is WAIT when other workers have all blocks that are left, and END when all blocks are done.
     """
     slots = table.shape[1]
     numbers = _blocks(table)
     # A last block with fewer batches stays where it is: with more epochs it has the rest of them.
     first = jnp.min(jnp.where((numbers >= blocks) | (table[_MARKS] != whole), numbers, table[_HEAD, 0] + slots))
-    over = numbers < first  # these slots are for the next blocks from here on
+    # The slots of blocks that are done are for the next blocks from here on.
+    over = numbers < first
     owners = jnp.where(over, FREE, table[_OWNER])
     marks = jnp.where(over, 0, table[_MARKS])
     numbers = jnp.where(over, numbers + slots, numbers)
@@ -124,18 +127,18 @@ def leased(
 
 
 def released(table: jax.Array, owners: jax.Array, leases: jax.Array) -> jax.Array:
-    """The table when some have given back what they had leased; what they have trained of it stays trained.
+    """Returns the table after some workers have given their leases back. Trained batches stay trained.
 
     Args:
-        table: int32[4, slots].
-        owners: int32[n]; FREE stands for nobody.
-        leases: int32: only what they had when there had been so many leases.
+        table: Table before, int32[4, slots].
+        owners: Numbers of the workers, int32[n]; FREE stands for no worker.
+        leases: Number of the last lease that is given back, int32.
     """
     theirs = jnp.any(table[_OWNER][:, None] == owners[None, :], axis=1) & (table[_LEASE] <= leases)
     return table.at[_OWNER].set(jnp.where(theirs, FREE, table[_OWNER]))
 
 
 def _blocks(table: jax.Array) -> jax.Array:
-    """The number of the block in each slot."""
+    """Returns the number of the block in each slot, int32[slots]."""
     slots, first = table.shape[1], table[_HEAD, 0]
     return first + jax.lax.rem(jnp.arange(slots, dtype=jnp.int32) - jax.lax.rem(first, slots) + slots, slots)
