@@ -143,7 +143,8 @@ def main(argv: list[str]) -> int:
     exit_codes.use(_EXIT_CODES.value)
     command = argv[1:]
     _check(command, sys.argv)
-    guard.become_subreaper()  # Should a guard be killed, its task's orphans come to us, and end below.
+    # If a guard is killed, the orphans of its task become children of this process, and end below.
+    guard.become_subreaper()
     try:
         run = _per_task if _PER_TASK.value else _added if _PS_HOSTS.value else _cluster
         return exit_codes.translated(run(command))
@@ -162,7 +163,8 @@ def _cluster(command: list[str]) -> int:
     topology = Topology(hosts[: _PS.value], hosts[first:], hosts[_PS.value : first], _EVALUATORS.value)
     tasks = topology.tasks()
     numbers = {task: number for number, task in enumerate(tasks)}
-    ports = dict(zip(tasks, held, strict=False))  # the evaluators, which come last, need none
+    # Evaluators come last and need no port.
+    ports = dict(zip(tasks, held, strict=False))
     return _runner(command, topology, numbers, ports, os.environ).run()
 
 
@@ -178,7 +180,8 @@ def _added(command: list[str]) -> int:
 
 def _per_task(command: list[str]) -> int:
     """Runs the task of a cluster for which the engine has started this process."""
-    held = hold_ports(1) if _PS_HOSTS.value else []  # of a worker that is added nobody knows the address beforehand
+    # No other task needs to know the address of an added worker beforehand.
+    held = hold_ports(1) if _PS_HOSTS.value else []
     where = [str(_PS.value), str(_WORKERS.value)]
     if held:
         where = [",".join(_PS_HOSTS.value), str(_FIRST_WORKER.value), where[1], str(held[0].getsockname()[1])]
@@ -208,7 +211,8 @@ def _end_the_others(failure: policy.Failure, stop: Sequence[str]) -> None:
     """Stops all other tasks of the step, and leaves the reason in --termination_log."""
     if _TERMINATION_LOG.value is not None:
         try:
-            with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:  # the first one counts
+            # The mode "x" keeps the reason of the first task that failed.
+            with contextlib.suppress(FileExistsError), open(_TERMINATION_LOG.value, "x") as log:
                 log.write(f"{exit_codes.translated(failure.code)} {failure.why}\n")
         except OSError as error:
             print(f"{LAUNCHER_NAME}: --termination_log={_TERMINATION_LOG.value}: {error.strerror}", file=sys.stderr)
@@ -228,7 +232,8 @@ def _runner(
     held: Mapping[policy.LaunchTask, socket.socket],
     environ: Mapping[str, str],
 ) -> Runner:
-    names = [str(task) for task in topology.tasks()]  # of all, so that the lines of several launchers are aligned
+    # The names of all tasks count, so that the lines of several launchers are aligned.
+    names = [str(task) for task in topology.tasks()]
     return Runner(
         command,
         topology,

@@ -49,13 +49,15 @@ def main(launcher: int, command: list[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     become_subreaper()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != launcher:  # It died before the kernel knew that we want to be told.
+    # The launcher may have died before the prctl above: then the kernel sends no signal.
+    if os.getppid() != launcher:
         sys.exit(1)
     guard = os.getpid()
     task = os.fork()
     if task == 0:
         _become(command, guard)
-    with contextlib.suppress(PermissionError, ProcessLookupError):  # The task does it too; whoever is first.
+    # Guard and task both set the group, so that it exists whichever runs first.
+    with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(task, task)
     while os.waitid(os.P_PID, task, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         signum = signal.sigwait(WATCHED)
@@ -79,7 +81,8 @@ def _become(command: list[str], guard: int) -> NoReturn:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(1)
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; a fresh program does not expect that.
+        # Python ignores these signals. A fresh program expects their default.
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvp(command[0], command)
@@ -92,7 +95,8 @@ def _end_as(returncode: int) -> NoReturn:
     """Ends this process the way the task ended."""
     if returncode >= 0:
         os._exit(returncode)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # The task wrote its core, if any; ours would overwrite it.
+    # The task has written its core file, if any. A core file of the guard would overwrite that.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if -returncode not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(-returncode, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -73,7 +73,8 @@ class Printer:
 
     def __init__(self, stream: BinaryIO | io.RawIOBase, names: Sequence[str], colour: bool) -> None:
         """Prepares prefixes for all `names` that will come. Their order gives the colours."""
-        self._stream = getattr(stream, "raw", stream)  # unbuffered: a buffer would write again what has failed
+        # A buffered stream would write again what has failed.
+        self._stream = getattr(stream, "raw", stream)
         self._prefixes = {name: _prefix(name, names, colour) for name in names}
         self._lost = 0
         self._torn = False
@@ -94,12 +95,14 @@ class Printer:
         text = "".join(f"{self._prefixes[name]}{line}\n" for line in lines)
         if self._lost:
             missing = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
+            # A line that was cut by the failure is ended first, so that the count has a line of its own.
             text = f"{chr(10) * self._torn}... {missing} missing: {self.failure}\n{text}"
         left = memoryview(text.encode())
         try:
             while left:
                 written = self._stream.write(left)
-                if written is None:  # a stream that does not block, and is full: somebody else has made it so
+                # Another process has made the stream non-blocking, and the stream is full.
+                if written is None:
                     select.select([], [self._stream], [])
                     continue
                 self._torn = left[written - 1] != ord("\n") if written else self._torn

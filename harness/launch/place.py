@@ -82,11 +82,14 @@ def _resolved(jobs: Mapping[str, int], asked: str) -> tuple[str, int, "rt.Cluste
     environ = dict(os.environ)
     _step(sum(jobs.values()), asked)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
-    import runtime as rt  # a second, and most of the memory: not for a mistake
+    # The import takes a second, and most of the memory. A mistake is found without it.
+    import runtime as rt
 
     resolver = rt.SlurmClusterResolver(jobs, LOWEST_PORT + int(job) % JOBS * TASKS)
-    cluster = resolver.cluster_spec()  # gives this task its GPUs
-    assert resolver.task_type is not None and resolver.task_id is not None  # as many tasks as there are ranks
+    # This call also gives the task its GPUs, by CUDA_VISIBLE_DEVICES of this process.
+    cluster = resolver.cluster_spec()
+    # `_step` has seen that there are as many tasks as ranks.
+    assert resolver.task_type is not None and resolver.task_id is not None
     # A step over the groups of a heterogeneous job is a step of each of them.
     groups = [environ[f"SLURM_JOB_ID_HET_GROUP_{n}"] for n in range(int(environ.get("SLURM_HET_SIZE", 0)))] or [job]
     place = functools.partial(

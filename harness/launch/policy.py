@@ -232,13 +232,16 @@ def _on_exit(
     state: LaunchState, task: LaunchTask, returncode: int, now: float, options: LaunchOptions, out: list[Instruction]
 ) -> LaunchState:
     was = state.tasks[task]
+    # A task that survived SIGKILL was given up. Its end comes late and changes nothing.
     if was.phase is not TaskPhase.RUNNING:
         return state
     if (task.job in _first(state) and returncode == 0) or state.stage is not RunStage.RUNNING:
         if state.signal_code is not None and options.per_task:
             state = replace(state, signal_code=exit_code_of(returncode))
         return _with(state, task, replace(was, phase=TaskPhase.DONE))
+    # A task that ran for a while has shown that it can run, so its earlier failures are forgiven.
     restarts = 0 if now - was.since >= options.forgive_secs else was.restarts
+    # A ps that leaves with 0 while others need it has failed too.
     code = exit_code_of(returncode) or exit_codes.FAILED.plain
     row = exit_codes.of_code(code)
     what = f"{task} {describe(returncode)}"
@@ -308,6 +311,7 @@ def _on_tick(state: LaunchState, now: float, out: list[Instruction]) -> LaunchSt
             out.append(Start(task, was.attempt))
     if state.deadline is None or now < state.deadline:
         return state
+    # The ps tasks have not been told to stop yet while workers are stopped, so they are not late.
     late = _running(state, *(_first(state) if state.stage is RunStage.STOPPING_WORKERS else ()))
     stubborn = [task for task in late if task not in state.killed]
     if stubborn:

@@ -53,6 +53,7 @@ def listens(address: str) -> bool:
 
 
 def _hold_one(lowest: int, highest: int) -> socket.socket:
+    # A generator with a seed would give two launchers that were forked alike the same ports.
     chosen = random.SystemRandom()
     for attempt in range(_TRIES + 1):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

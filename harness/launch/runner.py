@@ -42,7 +42,8 @@ class _Process:
 
     def read(self) -> tuple[list[str], bool]:
         """Returns the lines that are complete now, and True while more may follow."""
-        data: bytes | None = self.output.read(_READ_BYTES)  # Unbuffered: None when there is nothing yet.
+        # The pipe is unbuffered and does not block: None means that there is nothing yet.
+        data: bytes | None = self.output.read(_READ_BYTES)
         if data is None:
             return [], True
         whole = self.lines.feed(data)
@@ -120,6 +121,7 @@ class Runner:
             OSError: The system cannot start one more process.
         """
         with self._selector, _wakeup_socket() as wake, contextlib.ExitStack() as at_end:
+            # An error of the launcher itself leaves no task behind either.
             at_end.callback(self._abandon)
             self._selector.register(wake, selectors.EVENT_READ)
             if PER_TASK_VARIABLE not in self._environ:
@@ -207,7 +209,8 @@ class Runner:
                     self._log(text)
                 case policy.ShowTail(task):
                     if self._tasks_out.last == str(task) and self._tasks_out.shares_output_with(self._messages):
-                        continue  # they are on the screen, with nothing of another task below them
+                        # The lines are on the screen, with no line of another task below them.
+                        continue
                     tail = self._lines[task].tail
                     self._log(f"the last lines of {task}:" if tail else f"{task} wrote nothing")
                     with contextlib.suppress(BrokenPipeError):
@@ -215,6 +218,7 @@ class Runner:
 
     def _start(self, task: LaunchTask, attempt: int) -> None:
         if task in self._held:
+            # The socket has kept the port free until now. It is closed just before the task binds the port.
             self._held.pop(task).close()
         popen = start_guarded(
             arguments(self._command, self._topology, task),
@@ -229,7 +233,8 @@ class Runner:
 
     def _forget(self, task: LaunchTask) -> None:
         process = self._processes.pop(task)
-        with contextlib.suppress(KeyError):  # Its output may have ended before it did.
+        # The output may have ended before the process, and is not registered then.
+        with contextlib.suppress(KeyError):
             self._selector.unregister(process.output)
         process.output.close()
 

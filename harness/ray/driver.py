@@ -273,7 +273,8 @@ class _Cluster:
             .options(
                 **options,
                 resources=needed,
-                max_restarts=0,  # the policy starts it again
+                # The policy of the launcher starts the actor again, not Ray.
+                max_restarts=0,
                 runtime_env={"env_vars": environ},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=seat.number
@@ -350,14 +351,15 @@ class _Cluster:
         seat.error = cloudpickle.loads(ended.error) if ended.error is not None else None
         if ended.returncode == 0 and ended.result is not None:
             seat.result = cloudpickle.loads(ended.result)
-        # One that we have ended for a new address has not failed: it was asked to make room.
+        # A process that the driver has ended for a new address of a ps has not failed.
         killed, seat.moving = seat.moving and ended.returncode == -signal.SIGKILL, False
         yield policy.Exited(task, -signal.SIGTERM if killed else ended.returncode)
 
     def _lost(self, task: LaunchTask, error: RayError) -> policy.Exited:
         """Records the loss of an actor, and so of its task's process."""
         seat = self._seats[task]
-        ray.kill(seat.actor)  # it may only be out of reach: then it ends before another takes its place
+        # The actor may only be out of reach. Then it ends before another actor takes its place.
+        ray.kill(seat.actor)
         seat.actor, seat.runs, seat.error = None, False, error
         self._say_at = time.monotonic() + SAY_SECS
         preempted = bool(getattr(error, "preempted", False))
@@ -380,7 +382,8 @@ class _Cluster:
                 case policy.LogLine(text):
                     _say(text)
                 case policy.ShowTail():
-                    pass  # Ray has shown its lines
+                    # Ray has shown the lines of the task already.
+                    pass
 
     def _run(self, task: LaunchTask) -> None:
         seat = self._seats[task]
@@ -407,7 +410,8 @@ def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        events.put(policy.Interrupted(signum))  # which a handler may do: the queue is reentrant
+        # A handler may do this: a SimpleQueue is reentrant.
+        events.put(policy.Interrupted(signum))
 
     before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:

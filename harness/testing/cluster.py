@@ -360,7 +360,8 @@ class LocalCluster:
             elif not self.running(fault.task):
                 self.start(fault.task)
             elif fault.kind is Kind.STOP and self._alive(fault.task).started_at < at - (fault.secs or 0.0):
-                continue  # told to stop, and has not yet
+                # The process of before the SIGTERM still runs.
+                continue
             undo.remove((at, fault))
 
     # -- names -------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
         if time.monotonic() >= deadline:
             described = (what + f" x{count}" * (count > 1) for what, count in left.items())
             raise AssertionError(f"left behind: {'; '.join(described)}")
-        threading.Event().wait(_POLL_SECS)  # nobody tells when a descriptor is closed
+        # No event tells when a descriptor is closed.
+        threading.Event().wait(_POLL_SECS)
 
 
 def _holdings() -> Iterator[str]:
@@ -57,22 +58,26 @@ def _children() -> Iterator[str]:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             command = " ".join(child.cmdline())[:120]
-            if "resource_tracker" not in command and child.pid not in lasting:  # for the life of this process
+            # Both live as long as this process: the tracker of shared memory, and the zygotes.
+            if "resource_tracker" not in command and child.pid not in lasting:
                 yield f"process {child.pid} {command or child.status()}"
 
 
 def _descriptors() -> Iterator[str]:
     try:
         numbers = os.listdir("/proc/self/fd")
-    except OSError:  # not Linux
+    # There is no /proc off Linux.
+    except OSError:
         yield from (f"file {file.path}" for file in psutil.Process().open_files())
         return
     for number in sorted(set(map(int, numbers)) - Zygote.lasting_descriptors()):
-        with contextlib.suppress(OSError):  # the one that listed them is closed already
+        # The descriptor of the listing itself is closed already.
+        with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")
             if target.startswith("socket:"):
                 yield f"socket {_described(number)}"
-            elif not target.startswith(("/proc/", "anon_inode:")):  # gRPC makes and drops pollers at times of its own
+            # gRPC opens and closes pollers at times of its own, so event descriptors do not count.
+            elif not target.startswith(("/proc/", "anon_inode:")):
                 yield f"file {target.partition(':[')[0]}"
 
 

@@ -242,7 +242,8 @@ class Processes:
                     self._read(key.fd)
                 elif key.data is not None and key.data.code is None:
                     self._end(key.data)
-        for fd in list(self._open):  # whoever a task has left behind may hold the other end
+        # A process that a task has left behind may still hold the other end.
+        for fd in list(self._open):
             self._read_rest(fd)
             self._drop(fd)
         self._wake.close()
@@ -252,7 +253,8 @@ class Processes:
         """Records the end of a process, after the rest of its output."""
         try:
             code = life.channel.recv(zygote.MESSAGE_BYTES)
-        except ConnectionError:  # of a signal that came too late; what was sent before it is there still
+        # The error belongs to a signal that came too late. What was sent before can still be read.
+        except ConnectionError:
             code = life.channel.recv(zygote.MESSAGE_BYTES)
         with self.changed:
             for fd in [fd for fd, owner in self._open.items() if owner is life]:
@@ -353,7 +355,8 @@ class Processes:
 
     def signal(self, life: Life, signum: int) -> None:
         """Sends a signal to the process group of a process. Does nothing when the process has ended."""
-        with self.changed, contextlib.suppress(OSError):  # it has just ended
+        # The process may have ended just now.
+        with self.changed, contextlib.suppress(OSError):
             if life.code is None:
                 life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
                 life.channel.send(str(int(signum)).encode())
@@ -442,7 +445,8 @@ def _thread_states(pid: int) -> set[str]:
     states: set[str] = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         for thread in psutil.Process(pid).threads():
-            with contextlib.suppress(FileNotFoundError):  # it ends just now
+            # The thread may end just now.
+            with contextlib.suppress(FileNotFoundError):
                 stat = pathlib.Path(f"/proc/{pid}/task/{thread.id}/stat").read_text()
                 # The name, in brackets, may hold anything; after its closing bracket comes the state.
                 states.add(stat.rpartition(")")[2].split()[0])

@@ -106,16 +106,16 @@ class _Server:
             data = b""
         if not data:
             self._selector.unregister(starter)
-        guard.signal_group(
-            self._tasks[starter], int(data or signal.SIGKILL)
-        )  # not reaped: the group cannot be another's
+        # The task is not reaped, so its number cannot be that of another group.
+        guard.signal_group(self._tasks[starter], int(data or signal.SIGKILL))
 
     def _reap(self) -> None:
         """Reports the tasks that have ended."""
         for starter, pid in list(self._tasks.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
-            guard.signal_group(pid, signal.SIGKILL)  # not reaped yet, so the group cannot be another's
+            # The task is not reaped yet, so its number cannot be that of another group.
+            guard.signal_group(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             _send(starter, os.waitstatus_to_exitcode(status))
             if starter in self._selector.get_map():
@@ -125,7 +125,8 @@ class _Server:
 
 
 def _send(starter: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # the other end is gone: that is heard on the same socket
+    # The starter may have gone. The same socket reports that.
+    with contextlib.suppress(OSError):
         starter.send(str(number).encode())
 
 
@@ -134,11 +135,13 @@ def _fork() -> int:
     zygote = os.getpid()
     sys.stdout.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX and Python warn of threads: see above
+        # JAX and Python warn of threads at a fork. The zygote has none but those of OpenBLAS.
+        warnings.simplefilter("ignore")
         pid = os.fork()
     if pid:
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # the task does it too: whoever is first
+            # Zygote and task both set the group, so that it exists whichever runs first.
+            os.setpgid(pid, pid)
         return pid
     os.setpgid(0, 0)
     guard.prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -167,7 +170,8 @@ def _become(message: dict[str, Any], descriptors: Sequence[int]) -> None:
         os.environ.update(message["env"])
         if message["fork"]:
             return
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; another program does not expect that
+        # Python ignores SIGPIPE. Another program does not expect that.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execvp(message["argv"][0], message["argv"])
     except OSError as error:
         os.write(2, f"cannot start {message['argv'][0]}: {error.strerror}\n".encode())
