@@ -18,7 +18,7 @@ MEAN, SUM = "mean", "sum"
 
 @dataclass
 class AccumulatorCounts:
-    """What has happened to the gradients that were applied.
+    """The fate of the gradients that were offered.
 
     Attributes:
         accepted: counted in an aggregate, or waiting to be.
@@ -32,14 +32,14 @@ class AccumulatorCounts:
 
 
 class AccumulatorResource(Resource):
-    """Collects gradients of the present step. Thread safe.
+    """The gradients of the present step. Thread safe.
 
     A gradient is accepted when it was computed at the accumulator's step or later, and its worker has none among those
     that wait to be taken: an aggregate of N counts N distinct workers.
 
     Args:
-        dtype: of the gradients.
-        shape: of the gradients; None for a dimension, or as a whole, accepts any and then holds to the first one's.
+        dtype: dtype of the gradients.
+        shape: shape of the gradients. None, whole or for a dimension, accepts any that is equal for all.
         reduction: "mean" or "sum".
     """
 
@@ -58,34 +58,34 @@ class AccumulatorResource(Resource):
 
     @property
     def num_accumulated(self) -> int:
-        """How many gradients wait to be taken."""
+        """Gradients that wait to be taken."""
         with self._changed:
             return len(self._waiting)
 
     @property
     def dropped_gradients(self) -> int:
-        """How many gradients it has dropped as stale or repeated."""
+        """Gradients that were dropped as stale or repeated."""
         return self.counts.stale + self.counts.repeated
 
     def set_global_step(self, step: int) -> None:
-        """Makes ``step`` the present step: gradients of older ones are dropped when they come."""
+        """Makes ``step`` the present step: later gradients of older steps are dropped."""
         with self._changed:
             self._step = step
 
     def apply_grad(self, gradient: Array, local_step: int, worker: Hashable) -> bool:
-        """Offers a gradient; it is copied.
+        """Offers a gradient, which is copied.
 
         Args:
             gradient: an array of the accumulator's dtype and shape.
             local_step: the step at which it was computed.
-            worker: who computed it.
+            worker: the worker that computed the gradient.
 
         Returns:
-            Whether it was accepted.
+            True if the gradient was accepted.
 
         Raises:
-            InvalidArgumentError: another dtype or shape.
-            CancelledError: the accumulator was closed.
+            InvalidArgumentError: The gradient has another dtype or shape.
+            CancelledError: The accumulator was closed.
         """
         self._check(gradient)
         with self._changed:
@@ -146,12 +146,12 @@ class AccumulatorResource(Resource):
 
 
 def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = None) -> Array:
-    """The mean or sum of arrays of one shape, added from first to last.
+    """Returns the mean or sum of arrays of one shape, added from first to last.
 
     Floats of 16 bits are added in 32. The mean of integers is the first one: they are the same for all (a step).
 
     Args:
-        arrays: at least one.
+        arrays: at least one array.
         reduction: "mean" or "sum".
         out: memory for the result.
     """

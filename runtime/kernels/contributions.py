@@ -1,6 +1,6 @@
 """The gradients that wait for one synchronous step, and their mean.
 
-A quorum owns a collection of them and guards it by its own lock.
+A quorum owns the gradients of its step and guards them by its lock.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from runtime.tensor_spec import Array, aligned
 
 @dataclass
 class GradientCounts:
-    """What has happened to the gradients that were pushed.
+    """The fate of the gradients that were pushed.
 
     Attributes:
         applied: aggregates applied.
-        accepted: gradients in them.
-        dropped: gradients that were stale: of another step, or of this one but too late.
-        repeated: gradients of a worker that had given all it may.
+        accepted: gradients in these aggregates.
+        dropped: stale gradients: of another step, or too late for their step.
+        repeated: gradients of a worker that had given its share of the step before.
     """
 
     applied: int = 0
@@ -35,15 +35,15 @@ class GradientCounts:
 
 @dataclass(eq=False)
 class Contribution:
-    """One worker's gradients.
+    """The gradients of one worker for one step.
 
     Attributes:
-        worker: whose.
+        worker: number of the worker.
         arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
-        promised: a chief was told that it is here.
-        kept: whether the arrays are copies.
-        counted: whether it was applied; None while that is open.
-        fenced: dropped, as the variables were restored or have lost their values.
+        promised: True once the chief knows of the gradients, so that they stay here for its decision.
+        kept: True if the arrays are copies.
+        counted: True if the gradients were applied, False if they were dropped, None until then.
+        fenced: True if they were dropped because the variables were restored or have lost their values.
     """
 
     worker: int
@@ -67,7 +67,7 @@ class StepGradients:
         each: most gradients of one worker.
 
     Attributes:
-        counts: what has happened to all gradients so far.
+        counts: the fate of all gradients so far.
         entries: the contributions; none of them is decided.
         since: ``time.monotonic()`` at which the first of them came.
     """
@@ -81,7 +81,7 @@ class StepGradients:
 
     @property
     def workers(self) -> set[int]:
-        """The workers that have given gradients to this step."""
+        """Workers with gradients for this step."""
         return {c.worker for c in self.entries}
 
     def owes(self, worker: int) -> bool:
@@ -110,7 +110,7 @@ class StepGradients:
         return contribution
 
     def withdraw(self, contribution: Contribution) -> None:
-        """Removes a contribution whose caller has stopped waiting; keeps one that a chief was promised."""
+        """Removes a contribution whose caller has stopped waiting, unless a chief was promised the contribution."""
         if contribution in self.entries:
             if contribution.promised:
                 contribution.keep()
@@ -118,7 +118,7 @@ class StepGradients:
                 self.entries.remove(contribution)
 
     def choose(self, workers: Sequence[int]) -> list[Contribution] | int:
-        """Returns the contributions of these workers, one for each entry; or the worker that has too few."""
+        """Returns the contributions of ``workers``, one for each entry, or the number of a worker with too few."""
         chosen: list[Contribution] = []
         for worker, count in Counter(workers).items():
             of_worker = [c for c in self.entries if c.worker == worker][:count]
@@ -128,7 +128,7 @@ class StepGradients:
         return chosen
 
     def settle(self, chosen: Sequence[Contribution]) -> None:
-        """Ends the step: the chosen contributions were applied, and all others came too late."""
+        """Ends the step: the chosen contributions were applied, and the rest came too late."""
         for contribution in self.entries:
             contribution.counted = contribution in chosen
         self.counts.applied += 1
@@ -137,7 +137,7 @@ class StepGradients:
         self.entries.clear()
 
     def drop(self, fenced: bool = False) -> None:
-        """Drops and counts all contributions; ``fenced`` says that the variables are not those they were made for."""
+        """Drops and counts all contributions; ``fenced`` if the variables were restored or have lost their values."""
         for contribution in self.entries:
             contribution.counted, contribution.fenced = False, fenced
         self.counts.dropped += len(self.entries)
@@ -160,7 +160,7 @@ class StepGradients:
 
 
 def _joined(arrays: Sequence[Array], out: Array) -> Array:
-    """The mean of several workers' gradients; of integers, which are no gradients, all bits that any of them has."""
+    """Returns the mean of gradients. Integers are marks and no gradients: their bits are joined."""
     if out.dtype.kind not in "iub":
         return reduce_in_order(list(arrays), MEAN, out=out)
     np.copyto(out, arrays[0])

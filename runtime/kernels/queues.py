@@ -41,16 +41,16 @@ Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
 class Ordering(Protocol):
-    """Holds the elements of a queue and chooses which one goes next."""
+    """The elements of a queue, and the choice of the next element."""
 
     def __len__(self) -> int:
-        """How many it holds."""
+        """Returns the number of elements."""
 
     def put(self, element: Kept) -> None:
-        """Adds one."""
+        """Adds an element."""
 
     def take(self) -> Kept:
-        """Removes one; there is at least one."""
+        """Removes the next element; there is at least one element."""
 
 
 class FifoOrdering:
@@ -63,16 +63,16 @@ class FifoOrdering:
         return len(self._elements)
 
     def put(self, element: Kept) -> None:
-        """Adds one at the end."""
+        """Adds an element at the end."""
         self._elements.append(element)
 
     def take(self) -> Kept:
-        """Removes the first one."""
+        """Removes the first element."""
         return self._elements.popleft()
 
 
 class ShuffledOrdering:
-    """A random one goes next.
+    """A random element goes next.
 
     Args:
         seed: fixes the sequence of choices; None draws one.
@@ -86,11 +86,11 @@ class ShuffledOrdering:
         return len(self._elements)
 
     def put(self, element: Kept) -> None:
-        """Adds one."""
+        """Adds an element."""
         self._elements.append(element)
 
     def take(self) -> Kept:
-        """Removes a random one."""
+        """Removes a random element."""
         i = self._random.randrange(len(self._elements))
         self._elements[i], self._elements[-1] = self._elements[-1], self._elements[i]
         return self._elements.pop()
@@ -103,13 +103,13 @@ class QueueResource(Resource):
 
     Args:
         name: for errors.
-        capacity: most elements it holds; an enqueue waits while it is full.
+        capacity: most elements in the queue; an enqueue waits while the queue is full.
         dtypes: dtype of each component.
-        shapes: shape of each component, None where it may be any.
-        ordering: which element goes next.
+        shapes: shape of each component, None for any shape.
+        ordering: the elements, and the choice of the next element.
         min_after_dequeue: elements that stay behind while the queue is open (what a shuffle draws from).
-        ledger: where the bytes of elements are counted.
-        pad: give smaller elements of one batch the size of the largest, filled with zeros, where a size is None.
+        ledger: the ledger in which the bytes of elements are counted.
+        pad: True to fill smaller elements of a batch with zeros to the largest size, where a size is None.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class QueueResource(Resource):
         self._givers: deque[object] = deque()
 
     def size(self) -> int:
-        """How many elements are in it."""
+        """Returns the number of elements in the queue."""
         with self._changed:
             return len(self._ordering)
 
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Returns True if the queue was closed."""
         with self._changed:
             return self._closed
 
@@ -165,10 +165,10 @@ class QueueResource(Resource):
         """Adds elements one after the other, waiting while the queue is full.
 
         Args:
-            elements: what to add.
+            elements: the elements, tuples of arrays.
             cancelled: ends the wait.
-            added: called for each element that is in.
-            client: the session that adds them.
+            added: called after each element.
+            client: the session that adds the elements.
 
         Raises:
             ResourceExhaustedError: too many bytes are kept for the session, or for all.
@@ -207,7 +207,7 @@ class QueueResource(Resource):
         added()
 
     def dequeue(self, cancelled: Cancellation) -> Element:
-        """Removes one element, waiting until there is one.
+        """Waits for an element and removes the element.
 
         Raises:
             OutOfRangeError: the queue is closed and empty.
@@ -245,10 +245,12 @@ class QueueResource(Resource):
         )
 
     def close(self, cancel_pending_enqueues: bool = False) -> None:
-        """Closes the queue to further elements; those in it, and those of waiting enqueues, can still be dequeued.
+        """Closes the queue to further elements.
+
+        Elements in the queue and elements of waiting enqueues can still be dequeued.
 
         Args:
-            cancel_pending_enqueues: end enqueues that wait.
+            cancel_pending_enqueues: True to end enqueues that wait.
         """
         with self._changed:
             self._closed = True
@@ -257,7 +259,7 @@ class QueueResource(Resource):
 
     @uninterrupted
     def clear(self) -> None:
-        """Ends everything that waits: the queue's container was cleared."""
+        """Ends all waits: the container of the queue was cleared."""
         with self._changed:
             self._closed = self._cancel_enqueues = self._cleared = True
             self._give_out([self._ordering.take() for _ in range(len(self._ordering))])
@@ -326,7 +328,7 @@ class QueueResource(Resource):
         return left if self._closed else max(0, left - self._stay)
 
     def _over(self) -> bool:
-        """Whether no element will come any more: it is closed, empty, and no enqueue waits."""
+        """Returns True if no element will come: the queue is closed and empty, and no enqueue waits."""
         return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._ordering)
 
     def _check(self, element: Element) -> None:
@@ -354,7 +356,7 @@ def make_queue(
     min_after_dequeue: int = 0,
     seed: int | None = None,
 ) -> QueueResource:
-    """A queue of one of the kinds that graphs name.
+    """Makes a queue of a kind that graphs name.
 
     Args:
         kind: "fifo", "padding" or "shuffle".

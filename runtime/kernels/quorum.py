@@ -2,7 +2,7 @@
 
 Each worker pushes its gradients with the step at which it read the variables. Those of the present step wait here; when
 enough are in, their mean is applied, the step advances by one, and every waiting push is answered. A gradient of
-another step is dropped and counted, and its worker told at once.
+another step is dropped and counted, and the push is answered at once.
 
 One task decides by itself that it has enough, as the last gradient arrives (``LoneQuorum``). Several tasks must apply
 the gradients of the same workers, so a chief decides (``LedQuorum``), in two phases. ``gather`` reports whose gradients
@@ -72,24 +72,24 @@ class Target(Protocol):
 
     @property
     def generation(self) -> int:
-        """Of the variables: another one after each restore."""
+        """The generation of the variables: another number after each restore."""
 
     def step(self) -> int:
-        """The step counter, where this task leads."""
+        """Returns the step counter, where this task leads."""
 
     def apply(self, inputs: Sequence[Array], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
-        """Applies aggregated gradients, which must move the step on by one, and waits until it is done.
+        """Applies aggregated gradients, which must add one to the step, and waits for the end.
 
         Args:
             inputs: the aggregated gradients.
             key: names this application in the gate of the task.
-            expected: by task, how many applications have this key; None when there is one.
+            expected: applications with this key, by task; None for a single application.
         """
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Whose gradients were applied at which step, one entry for each gradient."""
+    """The workers whose gradients were applied at a step, one entry for each gradient."""
 
     step: int
     workers: tuple[int, ...]
@@ -97,14 +97,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a chief is told.
+    """The report of a task to its chief.
 
     Attributes:
         step: the step that the task is at.
-        workers: whose gradients of it are here, one entry for each, in the order in which they came.
-        seen: the workers that were heard of since it was told last; where they come and go, those who are there.
-        waited_secs: how long the first of these gradients has waited.
-        changes: how often it has changed who is there.
+        workers: the workers of the gradients here, one entry for each gradient, in the order of arrival.
+        seen: the workers that have pushed since the last report; where workers come and go, all that are there.
+        waited_secs: seconds for which the first gradient has waited.
+        changes: number of changes of the workers that are waited for.
     """
 
     step: int
@@ -150,7 +150,7 @@ class QuorumResource(Resource):
 
     @property
     def dropped_gradients(self) -> int:
-        """How many gradients were dropped as stale or repeated."""
+        """Gradients that were dropped as stale or repeated."""
         return self.counts.dropped + self.counts.repeated
 
     @property
@@ -184,23 +184,23 @@ class QuorumResource(Resource):
         cancelled: Cancellation,
         client: int = 0,
     ) -> tuple[int, bool]:
-        """Gives gradients and waits until the step that they belong to is over.
+        """Pushes gradients, and waits until their step has ended.
 
-        A worker that may give several to one aggregate is answered at once as long as it owes more.
+        A worker that owes the aggregate more gradients is answered at once.
 
         Args:
-            worker: who computed them; the same number for a worker that was started again.
+            worker: number of the worker; the same number after a restart.
             stamp: the step at which the variables were read.
             arrays: the gradients. They must not change while the call lasts.
-            target: what they are applied to.
+            target: the variables.
             cancelled: ends the wait; the gradients are withdrawn then, unless a chief was promised them.
-            client: the session that they come from.
+            client: the session of the worker.
 
         Returns:
             The step that the variables are at now, and whether the gradients were applied or will be.
 
         Raises:
-            CancelledError, DeadlineExceededError: the wait was ended.
+            CancelledError, DeadlineExceededError: The wait was ended.
             AbortedError: the variables were restored meanwhile, or have lost their values.
             OutOfRangeError: training is over, or so many workers are through that no aggregate comes together.
         """
@@ -275,7 +275,7 @@ class QuorumResource(Resource):
     # -- the step ----------------------------------------------------------------------------------------------
 
     def _renew(self, generation: int, forget: bool = False) -> None:
-        """Notes the variables' generation; in another one, nothing that is here has a meaning."""
+        """Notes the generation of the variables; a new generation drops all contributions, and the step."""
         if renewed := generation != self._generation:
             self._generation = generation
         if renewed or forget:
@@ -323,17 +323,17 @@ class QuorumResource(Resource):
             self._wake()
 
     def end_client(self, client: int) -> None:
-        """Notes that a session has ended: where workers come and go, its worker has gone."""
+        """Notes the end of a session, whose worker has gone where workers come and go."""
         with self._changed:
             if self._roster.end_client(client, self._gradients.workers):
                 self._wake()
 
     def retire(self, client: int, index: int) -> None:
-        """Notes that a session has stopped training: its worker is not waited for, unless it gives gradients again.
+        """Notes that a session trains no more: its worker is not waited for until the next gradient.
 
         Args:
             client: the session.
-            index: of its task: the number of its worker if it has given none yet.
+            index: index of the session's task, which is the number of a worker without gradients so far.
         """
         with self._changed:
             if self._roster.retire(client, index, self._gradients.workers):
@@ -399,7 +399,7 @@ class LoneQuorum(QuorumResource):
 class LedQuorum(QuorumResource):
     """The quorum of a task that a chief leads, and that has no step counter.
 
-    Its step is the latest that a worker or the chief has told.
+    The step is the latest step that a worker has pushed for.
     """
 
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
@@ -414,7 +414,7 @@ class LedQuorum(QuorumResource):
         return max(stamp, self._now)
 
     def _claimed(self, step_now: Callable[[], int]) -> None:
-        """Notes the step at the beginning of a session, where this task knows it."""
+        """Notes the step at the beginning of a session, where this task holds the counter."""
 
     def _needed(self) -> int:
         return self._roster.within_reach(self._wanted)
@@ -453,14 +453,14 @@ class LedQuorum(QuorumResource):
         wanted: int,
         forget: bool = False,
     ) -> tuple[int, int, Selection | None]:
-        """Begins a session of the chief: what it has ordered in an earlier one is refused from now on.
+        """Begins a session of the chief; orders of an earlier session are refused from now on.
 
         Args:
             check: raises unless the caller leads; called here and by all other orders, when they have waited.
             step_now: reads the step counter, where this task leads.
-            generation: of the task's variables.
-            wanted: how many gradients make a decision worth while.
-            forget: drop what is here: it does not fit what the leader has.
+            generation: generation of the task's variables.
+            wanted: gradients that make a decision worth while.
+            forget: True to drop the gradients here, which do not fit those of the leader.
 
         Returns:
             The number of the session, the step, and the last decision of this task.
@@ -488,14 +488,14 @@ class LedQuorum(QuorumResource):
         limit_secs: float = timeouts.LOG_EVERY_SECS,
         changes: int = 0,
     ) -> Gathered:
-        """Waits until there is something to decide, tells whose gradients are here, and promises to keep these.
+        """Waits until there is something to decide, reports the gradients here, and promises to keep them.
 
-        That is when as many gradients are here as the chief has asked for, and more of this step than it knows.
+        The wait ends when as many gradients are here as the chief wants, and more of this step than the chief knows.
 
         Args:
             session: of the caller.
             check: as in ``claim``.
-            generation: of the task's variables.
+            generation: generation of the task's variables.
             known: the step, and how many gradients of it, that the caller knows of.
             cancelled: ends the wait.
             limit_secs: after so long, tells what there is.
@@ -536,7 +536,7 @@ class LedQuorum(QuorumResource):
         Args:
             session: of the caller.
             check: as in ``claim``.
-            generation: of the task's variables.
+            generation: generation of the task's variables.
             decision: the step, and whose gradients of it to apply.
             wanted: how many gradients make the next decision worth while. Where workers come and go, 0 means not to
                 wait any more for those that are not chosen.

@@ -51,7 +51,7 @@ def _led(context: Context, attrs: Attrs) -> LedQuorum:
 
 
 def _worker(context: Context, attrs: Attrs) -> int:
-    """The number of the calling worker; minus its session where it has none."""
+    """Returns the number of the calling worker, or minus its session for a worker without a number."""
     return int(attrs["worker"]) if attrs["worker"] is not None else -context.client
 
 
@@ -75,7 +75,7 @@ def _push(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[A
 
 
 def _leads(context: Context, epoch: int, owner: int) -> Callable[[], None]:
-    """Raises unless orders that carry these two may be given to this task."""
+    """Returns a check that raises unless this task obeys the leadership."""
     leadership, run = Leadership(epoch, owner), context.store.run
     return lambda: run.check(leadership, "decide on a step", context.task, outdated=FailedPreconditionError)
 

@@ -19,10 +19,10 @@ T = TypeVar("T", bound=Resource)
 
 
 def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T]) -> T:
-    """The resource that ``attrs["resource"]`` describes, made if it is not there.
+    """Returns the resource that ``attrs["resource"]`` describes, and makes a new resource at the first call.
 
     Raises:
-        InvalidArgumentError: another session made it from another description.
+        InvalidArgumentError: Another session made the resource from another description.
     """
     described = attrs["resource"]
 
@@ -48,7 +48,7 @@ def _string(text: str) -> Array:
 
 
 def _owned(array: Array) -> Array:
-    """A copy: what a call brings lies in memory that the next call overwrites."""
+    """Returns a copy: the next call overwrites the memory of the arrays of this call."""
     return np.array(array)
 
 

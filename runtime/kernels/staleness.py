@@ -21,7 +21,7 @@ class _Worker:
 
 
 class StalenessBound(Resource):
-    """Counts the steps of the workers that take part, and holds back those that are too far ahead. Thread safe.
+    """The step counts of the workers, of which those too far ahead wait. Thread safe.
 
     A worker takes part from its first step, at which its count is that of the slowest one, until its session ends. This
     is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a Stale
@@ -41,15 +41,15 @@ class StalenessBound(Resource):
         self._finished = False
 
     def tick(self, worker: int, client: int, cancelled: Cancellation) -> int:
-        """A worker has done one more step; waits while it is more than the bound ahead of the slowest.
+        """Counts a step of a worker, and waits while the worker is too far ahead of the slowest.
 
         Args:
-            worker: who.
-            client: its session.
+            worker: number of the worker.
+            client: session of the worker.
             cancelled: ends the wait; the step stays counted.
 
         Returns:
-            How far it is ahead of the slowest now.
+            Steps that the worker is ahead of the slowest now.
         """
         with self._changed:
             entry = self._workers.get(worker)
@@ -80,23 +80,23 @@ class StalenessBound(Resource):
             return self._ahead(entry)
 
     def end_client(self, client: int) -> None:
-        """A session has ended: its worker is not waited for any more."""
+        """Stops waiting for the worker of a session that has ended."""
         with self._changed:
             self._workers = {w: c for w, c in self._workers.items() if c.client != client}
             self._changed.notify_all()
 
     def retire(self, client: int, index: int) -> None:
-        """A session has stopped training: its worker is not waited for, unless it does another step."""
+        """Stops waiting for the worker of a session that trains no more, until its next step."""
         self.end_client(client)
 
     def set_finished(self, finished: bool) -> None:
-        """Training has finished, so that no worker is waited for; or it has begun again."""
+        """Notes that training has finished, so that no worker is waited for, or has begun again."""
         with self._changed:
             self._finished = finished
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Ends everything that waits: the container was cleared."""
+        """Ends all waits: the container was cleared."""
         with self._changed:
             self._cleared = True
             self._changed.notify_all()

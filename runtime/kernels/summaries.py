@@ -59,7 +59,7 @@ def _histogram(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Seque
 
 @cache
 def _bucket_limits() -> Array:
-    """TensorFlow's buckets: 0, then growing by 10 % from 1e-12 to 1e20, to both sides."""
+    """Returns TensorFlow's limits of buckets: 0, then 10 % steps from 1e-12 to 1e20, to both sides."""
     count = int(np.ceil(np.log(1e32) / np.log(1.1)))
     positive = 1e-12 * 1.1 ** np.arange(count)
     top = np.finfo(np.float64).max
@@ -68,15 +68,15 @@ def _bucket_limits() -> Array:
 
 _BITS_BELOW = np.uint64(48)
 _AT_ONCE = 1 << 14
-"""So many values are counted at once: their places stay in the processor's cache."""
+"""Values that are counted at once, so that their places stay in the processor's cache."""
 
 
 @cache
 def _buckets_by_bits() -> tuple[Array, Array]:
-    """For each value of a float64's upper 16 bits: a bucket, and the limit from which on it is the next one.
+    """Returns a bucket and its upper limit for each value of the upper 16 bits of a float64.
 
-    A value lies in the first bucket whose upper limit is above it. Sixteen bits leave less than 7 % open, and a bucket
-    is wider than that, so at most one limit lies between all numbers with the same ones. Two look-ups take a tenth of
+    A number lies in the first bucket whose upper limit is above the number. Sixteen bits leave less than 7 % open, and
+    a bucket is wider, so at most one limit lies between all numbers with the same bits. Two look-ups take a tenth of
     the time of a search.
     """
     limits = _bucket_limits()
@@ -88,7 +88,7 @@ def _buckets_by_bits() -> tuple[Array, Array]:
 
 
 def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
-    """The HistogramProto of ``values`` (float64, finite) in TensorFlow's exponential buckets, empty ends cut off."""
+    """Returns the HistogramProto of finite float64 values in TensorFlow's exponential buckets, without empty ends."""
     limits = _bucket_limits()
     if not values.size:
         return summary_pb2.HistogramProto(bucket_limit=[limits[-1]], bucket=[0.0])
@@ -160,7 +160,7 @@ def to_pixels(image: Array) -> Array:
 
 
 def encode_png(pixels: Array) -> bytes:
-    """A PNG file of uint8 ``[height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels."""
+    """Returns a PNG file of uint8 ``[height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels."""
     height, width, channels = pixels.shape
     colour_type = {1: 0, 3: 2, 4: 6}[channels]
     rows = np.zeros((height, 1 + width * channels), np.uint8)  # a 0 before each row: no filter

@@ -10,7 +10,7 @@ from typing import Any
 from runtime.errors import CancelledError, DeadlineExceededError, HungUpError
 
 HUNG_UP = "the caller hung up"
-"""Why a wait ends whose caller is dead, has given it up or was cut off; one that was cut off makes the call again."""
+"""The reason of a wait whose caller is dead, has given up or was cut off; a caller that was cut off calls again."""
 
 
 class Cancellation(threading.Event):
@@ -18,8 +18,8 @@ class Cancellation(threading.Event):
 
     Args:
         deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no limit.
-        hung_up: asks whether the caller has hung up by now, for a kernel that is about to give it something.
-        memory: what a kernel has done in a run of the call that was cut off, for the run that takes its place.
+        hung_up: returns True if the caller has hung up; asked by a kernel that is about to hand over an element.
+        memory: the effects of an earlier run of the call that was cut off, for the run that takes its place.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Cancellation(threading.Event):
 
     @property
     def over(self) -> bool:
-        """Whether ``check`` would raise now."""
+        """True if ``check`` would raise now."""
         return bool(self._reason) or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def check(self, what: str) -> None:
-        """Raises if the call must end; ``what`` says what it was doing.
+        """Raises if the call must end; ``what`` names the wait in the error.
 
         Raises:
-            CancelledError: it was cancelled.
-            DeadlineExceededError: its deadline has passed.
+            CancelledError: The call was cancelled.
+            DeadlineExceededError: The deadline of the call has passed.
         """
         if self._reason:
             raise self._error(f"{what}: {self._reason}")
@@ -79,14 +79,14 @@ class Cancellation(threading.Event):
 
         Args:
             condition: held by the caller; notified when ``ready`` may have changed.
-            ready: what is waited for.
-            what: the wait, for errors.
+            ready: the condition of the wait.
+            what: name of the wait, for errors.
             until: ``time.monotonic()`` at which the wait ends without an error.
-            acts: what the call is for comes after the wait: it ends with an error if nobody wants that any more, also
-                when nobody has been told yet, and when nothing had to be waited for.
+            acts: True if the call has its effect after the wait. The wait then ends with an error if the caller has
+                gone, also if there was nothing to wait for.
 
         Returns:
-            Whether ``ready()`` was true; False only after ``until``.
+            True if ``ready()`` was true; False only after ``until``.
 
         Raises:
             CancelledError, DeadlineExceededError: as ``check``; without ``acts`` only when ``ready()`` is false.

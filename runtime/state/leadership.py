@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from runtime.proto import run_record_pb2 as pb
 
 EPOCHS_AT_ONCE = 2**32
-"""By how much a claim may raise the epoch: there are always epochs left, for 2^31 claims of a stranger."""
+"""Most by which a claim may raise the epoch, so that 2^31 claims of a stranger leave epochs to the chief."""
 MAX_EPOCH = MAX_OWNER = 2**63
 """Epochs and the numbers of chiefs are smaller: orders to quorums carry them as int64."""
 
 
 @dataclass(frozen=True)
 class Leadership:
-    """The claim of a chief; false when it is nobody's.
+    """The claim of a chief; false for ``NOBODY``.
 
     Attributes:
-        epoch: larger than that of any chief before; 0: nobody leads.
+        epoch: larger than that of any chief before; 0 without a chief.
         owner: number that the chief has drawn for itself.
     """
 
@@ -29,16 +29,16 @@ class Leadership:
     owner: int = 0
 
     def __bool__(self) -> bool:
-        """Whether anybody leads."""
+        """Returns True if a chief leads."""
         return self.epoch > 0
 
     @classmethod
     def from_proto(cls, message: pb.Leadership) -> Leadership:
-        """Reads what ``to_proto`` made."""
+        """Reads a message of ``to_proto``."""
         return cls(message.epoch, message.owner)
 
     def to_proto(self) -> pb.Leadership:
-        """The leadership as a message."""
+        """Returns the leadership as a message."""
         return pb.Leadership(epoch=self.epoch, owner=self.owner)
 
 

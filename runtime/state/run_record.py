@@ -43,7 +43,7 @@ from runtime.state.participants import Awaited, Environment, Participant, Partic
 NEW, LOADING, READY, FINISHED = "new", "loading", "ready", "finished"
 
 MOST_STATE_BYTES = 1 << 20
-"""So much of the trainer's states is kept of a task that is done."""
+"""Most bytes of the trainer's states that are kept of a task that is done."""
 
 
 class RunRecord:
@@ -51,15 +51,15 @@ class RunRecord:
 
     Args:
         changed: the store's condition; its lock guards the record too, so that a fence and a stage cannot overlap.
-        has_values: tells, under the lock, whether any variable of the store has a value.
+        has_values: returns True if a variable of the store has a value; called under the lock.
 
     Attributes:
-        generation: how often the values were replaced under sessions that were using them.
+        generation: number of times that values were replaced under sessions that used them.
         environment: the task around the record; its server and its worker fill it in.
         origin: why this task began without values, if it should have had some; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
-        goes_at: ``time.monotonic()`` at which this task stops to serve, where it has been told to go, else None.
-        leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
+        goes_at: ``time.monotonic()`` at which this task stops to serve; None unless the task was asked to stop.
+        leadership: the leadership that the task obeys; ``NOBODY`` without a chief.
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
     """
 
@@ -82,20 +82,20 @@ class RunRecord:
         self._closed: OpError | None = None
 
     def obey(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> pb.RunReply:
-        """Carries out one order and tells the record as it is then.
+        """Carries out one order, and returns the record after the order.
 
         Args:
             order: the order; what each kind does stands beside its message (protos/runtime/proto/run_record.proto).
             task: this task's name, for errors.
-            cancelled: set when nobody waits for the reply any more: an order that waits ends then, and one that comes
-                so late is not carried out.
+            cancelled: set when the caller has gone. An order that waits ends then, and a later order is not carried
+                out.
 
         Raises:
-            InvalidArgumentError: it orders nothing, or nothing that this task knows.
-            PermissionDeniedError: an order of somebody who does not lead any more.
-            AbortedError: an order of somebody who took the lead before this task was started again.
-            CancelledError: the caller went away.
-            OpError: the task has stopped; what ``close`` was given.
+            InvalidArgumentError: The order is empty, or of a kind that this task does not know.
+            PermissionDeniedError: The sender does not lead any more.
+            AbortedError: The sender took the lead before this task was started again.
+            CancelledError: The caller has gone.
+            OpError: The task has stopped. This is the error that ``close`` was given.
         """
         handler = _HANDLERS.get(_checked_kind(order, task))
         if handler is None:
@@ -132,7 +132,7 @@ class RunRecord:
         )
 
     def go_at(self, when: float) -> None:
-        """Notes, and tells the leader, that this task stops to serve at ``when`` (``time.monotonic()``)."""
+        """Reports to the leader that this task stops to serve at ``when`` (``time.monotonic()``)."""
         with self._changed:
             self.goes_at = when
             self._changed.notify_all()
@@ -141,7 +141,7 @@ class RunRecord:
         """Ends the waits of orders, and refuses further ones. Does nothing the second time.
 
         Args:
-            error: why; raised in the name of the task by every order from now on.
+            error: the reason, which every order raises from now on.
         """
         with self._changed:
             self._closed = self._closed or error
@@ -160,17 +160,17 @@ class RunRecord:
         deposed: type[OpError] = PermissionDeniedError,
         outdated: type[OpError] = AbortedError,
     ) -> None:
-        """Sees that an order comes under the leadership that this task obeys.
+        """Checks that an order comes under the leadership that this task obeys.
 
-        Nobody can claim the task between this and what a caller does while it holds the store's lock.
+        No chief can claim the task between this check and the work of a caller that holds the store's lock.
 
         Args:
-            leadership: under which it comes.
-            what: it is to do, for the error.
+            leadership: the leadership of the order.
+            what: the work that is ordered, for the error.
             task: this task's name, for the error.
-            deposed: what to raise when somebody else leads.
-            outdated: what to raise when nobody leads, as the task was started again since, or when the same chief has
-                claimed it under another epoch.
+            deposed: the error if another chief leads.
+            outdated: the error if no chief leads, as the task was started again, or if the same chief has claimed the
+                task under another epoch.
         """
         obeyed = self.leadership
         if not obeyed:  # a chief that takes the lead again finds out what is lost
@@ -187,17 +187,17 @@ class RunRecord:
             )
 
     def states_of_done(self) -> dict[str, dict[str, bytes]]:
-        """By task that is done, the small named states that it has told."""
+        """Returns the small named states that were sent, by the task that is done."""
         with self._changed:
             return {task: dict(states) for task, states in self._tasks.states.items()}
 
     @property
     def phase(self) -> str:
-        """The phase."""
+        """The phase: ``NEW``, ``LOADING``, ``READY`` or ``FINISHED``."""
         return self._phase
 
     def state(self) -> dict[str, Any]:
-        """All that another process of the task needs to go on from, as JSON can say it; call it under the lock."""
+        """Returns the record as JSON can say it, for another process of the task; call it under the lock."""
         return {
             "generation": self.generation,
             "leadership": [self.leadership.epoch, self.leadership.owner],
@@ -211,7 +211,7 @@ class RunRecord:
         }
 
     def take_up(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what ``state`` gave in an earlier process of the task."""
+        """Continues from the ``state`` of an earlier process of the task."""
         with self._changed:
             self.generation = state["generation"]
             self.leadership = Leadership(*state["leadership"])
@@ -236,7 +236,7 @@ class RunRecord:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def session_ended(self, session: int) -> None:
-        """A session has ended: that was the last sign of life of a task that trained in it."""
+        """Notes the end of a session as the last sign of life of its task."""
         with self._changed:
             for part in self._tasks.joined.values():
                 if part.session == session:
@@ -244,20 +244,20 @@ class RunRecord:
             self._changed.notify_all()
 
     def lost_contact(self) -> None:
-        """A session has had no connection for a while: notes since when, before that is forgotten."""
+        """Notes since when each session has been silent, before the connections are forgotten."""
         with self._changed:
             self._tasks.silences(time.monotonic())
 
     def awaited(self) -> list[Awaited]:
-        """The tasks that must be done before this one may leave, when any task has asked it to leave; else none."""
+        """Returns the tasks that must be done before this one may leave; none unless a task asked this one to leave."""
         with self._changed:
             return self._tasks.awaited(self._phase == FINISHED) if self._tasks.may_go else []
 
     def may_leave(self, late_secs: float) -> bool:
-        """Whether this task may leave at the end of training: nobody needs it who lives, or may still come.
+        """Returns True if this task may leave: no task needs it that lives, or may still come.
 
         Args:
-            late_secs: how long tasks that have never come are waited for after the run has finished.
+            late_secs: seconds after the end of the run for which tasks that have never come are waited for.
         """
         with self._changed:
             if not self._tasks.may_go:
@@ -272,12 +272,12 @@ class RunRecord:
         )
 
     def training(self) -> dict[str, int]:
-        """The sessions of the tasks that take part and are not done, by the tasks' names."""
+        """Returns the sessions of the tasks that take part and are not done, by the tasks' names."""
         with self._changed:
             return {task: part.session for task, part in self._tasks.joined.items() if task not in self._tasks.done}
 
     def unfinished(self) -> bool:
-        """Whether anybody takes part in a training run that no chief has finished."""
+        """Returns True if a task takes part in a run that no chief has finished."""
         return bool(self._tasks.joined) and self._phase != FINISHED
 
     # -- the orders --------------------------------------------------------------------------------------------
@@ -406,15 +406,15 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
 
 
 def wait_secs(order: pb.RunOrder) -> float:
-    """For how many seconds an order waits at most, of a task with the usual limit; 0 for those that do not wait."""
+    """Returns the most seconds that an order waits on a task with the default limit; 0 for an order without a wait."""
     return min(Limits.run_order_secs, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
 
 
 def _checked_kind(order: pb.RunOrder, task: str) -> str:
-    """The name of what is ordered, empty when there is none.
+    """Returns the kind of an order; empty for an order of no kind.
 
     Raises:
-        InvalidArgumentError: it says more than this task understands, or gives a time that is none.
+        InvalidArgumentError: The order has fields that this task does not know, or an invalid time.
     """
     kind = order.WhichOneof("order") or ""
     given: list[Message] = [order, order.leadership, *([getattr(order, kind)] if kind else [])]

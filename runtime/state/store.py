@@ -28,7 +28,7 @@ from runtime.tensor_spec import AnyArray, Array, TensorSpec
 Key = tuple[str, str]
 """(container, name)."""
 Values = dict[Key, "weakref.ref[AnyArray]"]
-"""What variables hold, to be compared. Every update makes a new array, so arrays tell; nothing is kept alive."""
+"""Weak references to the values of variables, for comparison: every update makes a new array."""
 
 
 class Slot:
@@ -55,12 +55,12 @@ class Slot:
         self.readers = 0
 
     def checked(self, spec: TensorSpec, task: str) -> AnyArray:
-        """The value, for a program that expects ``spec``.
+        """Returns the value for a program that expects ``spec``.
 
         Raises:
-            FailedPreconditionError: not initialised.
-            AbortedError: not any more.
-            InvalidArgumentError: it was initialised with another shape or dtype.
+            FailedPreconditionError: The variable is not initialised.
+            AbortedError: The variable has lost its value.
+            InvalidArgumentError: The variable was initialised with another shape or dtype.
         """
         value = self.value
         if value is None:
@@ -75,7 +75,10 @@ class Slot:
         return value
 
     def missing(self, task: str = "") -> OpError:
-        """The error of a variable without a value; sessions that recover make one good that was lost."""
+        """Returns the error of a variable without a value.
+
+        A lost value is an AbortedError, which makes a session recover.
+        """
         if self.lost:
             return AbortedError(f"Attempting to use uninitialized value {self.key[1]}: {self.lost}", task=task)
         return _uninitialized([self], task)
@@ -88,36 +91,36 @@ def _uninitialized(slots: Iterable[Slot], task: str) -> UninitializedError:
 
 
 class Resource:
-    """What a container holds beside variables: a queue, an accumulator, a quorum.
+    """A named thing in a container beside the variables: a queue, an accumulator, a quorum.
 
-    The methods tell it what has happened; a kind of resource overrides those that concern it.
+    The methods report events; a kind of resource overrides the ones that concern its waits.
 
     Attributes:
-        described: what it was made from, which every session must give for it alike.
+        described: the description that the resource was made from. Every session must describe the resource alike.
     """
 
     described: Mapping[str, object] = MappingProxyType({})
 
     @property
     def dropped_gradients(self) -> int:
-        """How many gradients it has dropped as stale or repeated."""
+        """Gradients that were dropped as stale or repeated."""
         return 0
 
     def clear(self) -> None:
-        """Its container was cleared: everything that waits ends."""
+        """Ends all waits: the container was cleared."""
 
     def end_client(self, client: int) -> None:
-        """A session has ended: nothing waits for its contribution any more."""
+        """Stops waiting for the contributions of a session that has ended."""
 
     def retire(self, client: int, index: int) -> None:
-        """A session has stopped training, and may still be open; ``index`` is that of its task."""
+        """Notes that a session trains no more, though still open; ``index`` is that of the session's task."""
 
     def set_finished(self, finished: bool) -> None:
-        """Training has finished, or has begun again."""
+        """Notes that training has finished, or has begun again."""
 
 
 class Claim:
-    """The right of a running stage to variables: within the ``with`` block nobody else reads or changes them.
+    """The right of a running stage to variables, which no other stage reads or changes in the ``with`` block.
 
     Stages that need other variables do not wait. All claims take the locks in the order of the keys, so that two never
     wait for each other. The store's lock may be taken within a claim, not the other way round. A function that claims
@@ -169,21 +172,21 @@ class Store:
         """The bytes that the task keeps for each session; a worker sets that of its limits."""
 
     def slot(self, container: str, name: str) -> Slot:
-        """The slot of a variable, made empty if it is not there."""
+        """Returns the slot of a variable, and makes an empty slot for a new variable."""
         with self.lock:
             return self._slots.setdefault((container, name), Slot((container, name)))
 
     def uninitialized(self, keys: Iterable[Key]) -> list[str]:
-        """Names of those of ``keys`` that have no value, in the order given."""
+        """Returns the names of the variables without a value, in the order of ``keys``."""
         with self.lock:
             return [key[1] for key in keys if key not in self._slots or self._slots[key].value is None]
 
     def check_initialized(self, keys: Iterable[Key], task: str) -> None:
-        """Sees that variables have values.
+        """Checks that variables have values.
 
         Raises:
-            FailedPreconditionError: some of ``keys`` are not initialised; names them.
-            AbortedError: one of them is not any more.
+            FailedPreconditionError: Some variables are not initialised; the error names them.
+            AbortedError: A variable has lost its value.
         """
         with self.lock:
             slots = [self._slots.get(key) or Slot(key) for key in keys]
@@ -195,7 +198,7 @@ class Store:
             raise _uninitialized(empty, task)
 
     def wait_initialized(self, keys: Iterable[Key], timeout: float, cancelled: Cancellation) -> list[str]:
-        """Waits until all ``keys`` have values; gives the names of those that still have none after ``timeout`` s."""
+        """Waits until all ``keys`` have values; returns the names without a value after ``timeout`` seconds."""
         keys = list(keys)
 
         def missing() -> list[str]:
@@ -208,7 +211,7 @@ class Store:
 
     @uninterrupted
     def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:
-        """The values of variables at one instant, by reference: microseconds, whatever their size.
+        """Returns the values of variables at one instant, by reference: this takes microseconds for any size.
 
         The arrays are read-only views; as long as one lives, the next update of its variable writes elsewhere.
 
@@ -216,7 +219,8 @@ class Store:
             keys: which variables; all initialised ones by default.
 
         Raises:
-            FailedPreconditionError, AbortedError: one of ``keys`` is not initialised, or not any more.
+            FailedPreconditionError: A variable is not initialised.
+            AbortedError: A variable has lost its value.
         """
         with self.lock:
             chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
@@ -248,7 +252,7 @@ class Store:
 
     @uninterrupted
     def hold(self) -> tuple[list[tuple[Slot, AnyArray]], dict[str, Any], list[Key]]:
-        """All of the store as of one instant: references to the values, the run record, names of the resources.
+        """Returns the store as of one instant: references to the values, the run record, names of the resources.
 
         The references count in ``Slot.readers``: pin what is needed, then ``release`` the slots.
         """
@@ -261,13 +265,13 @@ class Store:
                 return self._referenced(slots), self.run.state(), list(self._resources)
 
     def release(self, slots: Iterable[Slot]) -> None:
-        """Gives back references counted in ``Slot.readers``."""
+        """Releases references that are counted in ``Slot.readers``."""
         with self.lock:
             for slot in slots:
                 slot.readers -= 1
 
     def values(self, keys: Iterable[Key]) -> Values:
-        """What those of ``keys`` hold now that have a value; an update that is under way may or may not count."""
+        """Returns the values of those ``keys`` that have a value, with or without an update under way."""
         with self.lock:
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
@@ -276,13 +280,13 @@ class Store:
     def replace(
         self, values: dict[Key, tuple[AnyArray, TensorSpec]], check: Callable[[], None] | None = None
     ) -> Values:
-        """Gives several variables new values in one step (a restore); gives what they hold then.
+        """Replaces the values of several variables at once (a restore), and returns the new values.
 
         String arrays are made read-only: readers get a variable's own array.
 
         Args:
-            values: by key, the value and what it is.
-            check: called under the lock just before; what it raises keeps the old values.
+            values: the value and its spec, by key.
+            check: called under the lock just before. An exception keeps the old values.
         """
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
@@ -301,11 +305,11 @@ class Store:
         """Makes variables uninitialised whose arrays were donated to a program that failed.
 
         Args:
-            slots: of the variables to look at.
-            why: what to tell of them.
+            slots: the slots of the variables that the program had.
+            why: the reason, for the error of later reads.
 
         Returns:
-            The names of those that have lost their values, now or before.
+            The names of the variables that have lost their values, now or before.
         """
         slots = list(slots)
         with Claim(slots):
@@ -325,12 +329,12 @@ class Store:
                 assert not slot.lost or slot.value is None
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
-        """Key and spec of every initialised variable."""
+        """Returns the key and the spec of every initialised variable."""
         with self.lock:
             return [(s.key, s.spec) for s in self._slots.values() if s.value is not None and s.spec is not None]
 
     def resource(self, container: str, name: str, make: Callable[[], Resource]) -> Resource:
-        """The named resource (a queue, an accumulator), made by ``make`` if it is not there."""
+        """Returns the named resource, which ``make`` makes at the first call."""
         with self.lock:
             key = (container, name)
             if key not in self._resources:
@@ -338,7 +342,7 @@ class Store:
             return self._resources[key]
 
     def resources(self) -> list[Resource]:
-        """All named resources."""
+        """Returns all named resources."""
         with self.lock:
             return list(self._resources.values())
 
@@ -360,7 +364,7 @@ class Store:
 
 
 def _is_gone(value: object) -> bool:
-    """Whether an array was donated to a program, or is what a program would have given that has failed."""
+    """Returns True if an array was donated to a program, or is the result of a program that has failed."""
     if not isinstance(value, jax.Array):
         return False
     try:

@@ -23,27 +23,27 @@ StepKey = tuple[int, int]
 """(session, step)."""
 
 STEPS_PER_SESSION = 32
-"""Steps remembered of each session."""
+"""Most steps of a session that the gate remembers."""
 STEPS_UNDER_WAY = 16
-"""Newest steps of each session that may be half done: fewer than are remembered, so that none is forgotten by then."""
+"""Newest steps of a session that may be half done: fewer than the gate remembers, so that no such step is lost."""
 SESSIONS = 4096
-"""Sessions remembered; one that wrote nothing for ``REMEMBER_SECS`` is forgotten before."""
+"""Most sessions that the gate remembers; a session that wrote nothing for ``REMEMBER_SECS`` is forgotten earlier."""
 NO_SNAPSHOT = "no consistent snapshot"
-"""How errors begin of snapshots that were not of one instant; begun again, they work."""
+"""The first words of the error of a snapshot that is not of one instant; another attempt may succeed."""
 REMEMBER_SECS = 5.0
-"""How long a step is reported after its last write here ..."""
+"""Seconds for which a step is reported after its last write here."""
 RECENT_SECS = 2.5
-"""... and for how long it may be half done: an older one has ended, or lost its worker half-way."""
+"""Seconds for which a step may be half done: an older step has ended, or has lost its worker half-way."""
 
 
 @dataclass
 class Writes:
-    """How far the writes of one step have come on this task.
+    """The writes of one step on this task so far.
 
     Attributes:
         done: writing stages that have run here.
         expected: by task, how many writing stages the whole step has.
-        at: when the last one ran (``time.monotonic``).
+        at: ``time.monotonic()`` of the last write.
     """
 
     expected: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Writes:
 
 
 class Gate:
-    """Lets writing stages through, one entry and one exit each, unless it is paused. Thread safe."""
+    """The gate of a task: writing stages enter and leave, and wait while a snapshot pauses the gate. Thread safe."""
 
     def __init__(self, task: str = "") -> None:
         self._task = task
@@ -66,7 +66,7 @@ class Gate:
         """The sessions, and the steps of each, in the order of their last writes; none is empty."""
 
     def enter(self, key: StepKey) -> None:
-        """Before a writing stage runs: waits while the gate is paused."""
+        """Waits while the gate is paused, and notes that a writing stage runs."""
         with self._changed:
             while self._snapshot and key not in self._allowed:
                 left = self._open_at - time.monotonic()
@@ -79,15 +79,15 @@ class Gate:
 
     @property
     def entered(self) -> int:
-        """How many writing stages have passed so far; while it grows, training goes on."""
+        """Writing stages that have passed so far; while the number grows, training continues."""
         return self._entered
 
     def leave(self, key: StepKey, expected: Mapping[str, int] | None) -> None:
-        """After a writing stage ran.
+        """Notes that a writing stage has run.
 
         Args:
             key: session and step.
-            expected: by task, the writing stages of the whole step; None when it has only this one or failed.
+            expected: by task, the writing stages of the whole step; None for a step with one stage, or a failed stage.
         """
         with self._changed:
             self._running -= 1
@@ -120,12 +120,12 @@ class Gate:
         """Holds new writing stages for at most ``secs`` and waits until those under way have ended.
 
         Args:
-            snapshot: whose pause it is; the one before has ended with that. Not 0.
-            secs: how long it holds at most.
+            snapshot: number of the snapshot, not 0. The pause of the snapshot before ends.
+            secs: most seconds of the pause.
             timeout: how long stages that are under way may take, seconds.
 
         Raises:
-            DeadlineExceededError: they did not end in time, or another snapshot has begun; this pause has ended then.
+            SnapshotError: The stages did not end in time, or another snapshot has begun. The pause has ended.
         """
         with self._changed:
             self._snapshot, self._open_at, self._allowed = snapshot, time.monotonic() + secs, ()
@@ -138,18 +138,18 @@ class Gate:
             self._check_holds(snapshot)
 
     def let_through(self, snapshot: int, steps: Mapping[StepKey, int], timeout: float) -> list[StepKey]:
-        """While paused, lets some steps go on until each has ``steps[key]`` writes here.
+        """Lets some steps continue during a pause until each has ``steps[key]`` writes here.
 
         Args:
-            snapshot: whose pause it is.
-            steps: the steps, and how many writes each will have made here.
-            timeout: how long to wait for that, seconds.
+            snapshot: number of the snapshot.
+            steps: writes on this task, by step.
+            timeout: most seconds to wait for these writes.
 
         Returns:
-            The steps that did not get there in time: their worker is gone.
+            The steps without these writes in time: their worker is gone.
 
         Raises:
-            DeadlineExceededError: the pause has ended meanwhile.
+            SnapshotError: The pause has ended meanwhile.
         """
 
         def missing() -> list[StepKey]:
@@ -174,14 +174,17 @@ class Gate:
         return writes.done if writes else 0
 
     def recent(self) -> Iterator[tuple[StepKey, Writes]]:
-        """The steps of several writes that wrote here lately."""
+        """Returns the steps of several writes that wrote here in the last ``REMEMBER_SECS``."""
         with self._changed:
             since = time.monotonic() - REMEMBER_SECS
             found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
         return iter(found)
 
     def state(self) -> list[tuple[int, int, int, dict[str, int], float]]:
-        """The steps that may be half done, for another process of the task: session, step, done, expected, age in s."""
+        """Returns the steps that may be half done, for another process of the task.
+
+        Each has a session, a step, the writes so far, the expected writes by task and an age in seconds.
+        """
         now = time.monotonic()
         with self._changed:
             return [
@@ -192,7 +195,7 @@ class Gate:
             ]
 
     def take_up(self, state: Iterable[tuple[int, int, int, Mapping[str, int], float]]) -> None:
-        """Goes on from what ``state`` gave in an earlier process of the task."""
+        """Continues from the ``state`` of an earlier process of the task."""
         now = time.monotonic()
         with self._changed:
             for session, step, done, expected, age in state:
@@ -208,7 +211,7 @@ class Gate:
         """Ends the pause of a snapshot, and no other.
 
         Returns:
-            Whether it had held until now, so that nothing was written since but by the steps that were let through.
+            True if the pause had held until now: only the steps that were let through have written meanwhile.
         """
         with self._changed:
             held = self._snapshot == snapshot
@@ -227,7 +230,7 @@ class Gate:
 
 
 def lapsed(task: str) -> SnapshotError:
-    """The error of a snapshot that finds its pause ended."""
+    """Returns the error of a snapshot whose pause has ended."""
     return SnapshotError(
         f"{NO_SNAPSHOT}: the pause of this checkpoint has ended before it was taken (its chief stood still for "
         "too long, or another checkpoint was begun)",
