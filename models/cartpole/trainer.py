@@ -3,7 +3,7 @@
 python -m harness.launch --ps=1 --workers=2 -- python -m models.cartpole.trainer
 
 Each worker plays games of its own. It reads the parameters from the ps, plays with them for a while, and pushes the
-gradient of what it has seen. Nobody waits for anybody.
+gradient of these moves. No worker waits for another.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Params = dict[str, jax.Array]
 
 
 def init_params() -> dict[str, np.ndarray]:
-    """Two hidden layers of 64 for the policy, and two for the value."""
+    """Returns initial parameters: two hidden layers of 64 for the policy, and two for the value."""
     rng = np.random.default_rng(1)
     layers = {"p1": (4, 64), "p2": (64, 64), "p3": (64, 2), "v1": (4, 64), "v2": (64, 64), "v3": (64, 1)}
     scale = {"p3": 0.01}
@@ -45,7 +45,7 @@ def init_params() -> dict[str, np.ndarray]:
 
 
 def network(params: Params, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the parameters make of observations, float32 [..., 4]: logits [..., 2] of the moves, and values [...]."""
+    """Returns logits [..., 2] of the moves and values [...] of observations float32 [..., 4]."""
 
     def layers(x: jax.Array, first: str, second: str, last: str) -> jax.Array:
         for name in (first, second):
@@ -56,7 +56,7 @@ def network(params: Params, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def loss_fn(params: Params, seen: jax.Array, moves: jax.Array, advantages: jax.Array, returns: jax.Array) -> jax.Array:
-    """Actor-critic loss of ``seen`` [N, 4], ``moves`` [N], ``advantages`` [N] and ``returns`` [N]."""
+    """Returns the actor-critic loss of ``seen`` [N, 4], ``moves``, ``advantages`` and ``returns`` [N]."""
     logits, values = network(params, seen)
     log_p = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_p, moves[:, None], 1)[:, 0]
@@ -65,10 +65,10 @@ def loss_fn(params: Params, seen: jax.Array, moves: jax.Array, advantages: jax.A
 
 
 class Player:
-    """Plays games and remembers what it saw.
+    """A player of several games at once, who records observations and moves.
 
     Args:
-        games: how many at once.
+        games: number of games at once.
         seed: of the games and the moves.
     """
 
@@ -83,7 +83,7 @@ class Player:
         self._network = jax.jit(network)
 
     def play(self, params: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Plays on for ``TIME`` moves; returns the arguments of ``loss_fn`` after the parameters."""
+        """Plays ``TIME`` moves in each game; returns the arguments of ``loss_fn`` after the parameters."""
         seen, moves, rewards, values, over, lost, kept = [], [], [], [], [], [], []
         for _ in range(TIME):
             logits, value = (np.asarray(x) for x in self._network(params, self._seen))
@@ -91,12 +91,15 @@ class Player:
             seen.append(self._seen)
             moves.append(move)
             values.append(value)
-            kept.append(~self._over)  # after the end of a game, one move begins the next and is none
+            # The step after the end of a game only resets the game, so its move does not count.
+            kept.append(~self._over)
             self._seen, reward, fell, cut, _ = self.env.step(move)
             self._scores = np.where(self._over, 0, self._scores + reward)
-            self._over = fell | cut  # a game that lasted its 500 moves is cut, and not lost
+            # A game that lasted 500 moves is cut. Only a fallen pole counts as lost.
+            self._over = fell | cut
             self.finished.extend(self._scores[self._over])
-            rewards.append(reward * (1 - DISCOUNT))  # so that values lie between 0 and 1
+            # The factor keeps values between 0 and 1.
+            rewards.append(reward * (1 - DISCOUNT))
             over.append(self._over)
             lost.append(fell)
         value, advantage = np.asarray(self._network(params, self._seen)[1]), np.zeros(len(self._over))
@@ -119,7 +122,7 @@ class Player:
 
 
 def score(params: dict[str, np.ndarray], games: int = 100) -> float:
-    """The mean score of the better move in each position, over so many games; 500 is the most."""
+    """Returns the mean score of the likelier moves over ``games`` games; 500 is the most."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=games, vectorization_mode="vector_entry_point")
     seen, _ = env.reset(seed=2)
     scores, over = np.zeros(games), np.zeros(games, bool)
@@ -132,7 +135,7 @@ def score(params: dict[str, np.ndarray], games: int = 100) -> float:
 
 
 def main(options: argparse.Namespace, others: list[str]) -> None:
-    """Plays and learns as a worker; as a ps it holds the parameters until training is over."""
+    """Holds the parameters as a ps, or plays and learns as a worker."""
     with harness.join_cluster(others) as me:
         with me.device():
             global_step = harness.get_or_create_global_step()

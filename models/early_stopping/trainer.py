@@ -3,7 +3,7 @@
 python -m harness.launch --ps=1 --workers=2 --evaluators=1 -- python -m models.early_stopping.trainer --logdir=runs/stop
 
 The workers learn 1,000 images by heart, with a model that is large enough for it. The evaluator follows their
-checkpoints with images that they do not see. When its loss has not become smaller for six checkpoints, training ends.
+checkpoints with images that they do not see. Training ends when six checkpoints have not lowered the loss.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TRAIN_IMAGES, UNSEEN = 1000, 5000
 
 
 def init_params() -> dict[str, np.ndarray]:
-    """784 pixels -> 256 units -> 10 digits."""
+    """Returns initial parameters: 784 pixels -> 256 units -> 10 digits."""
     rng = np.random.default_rng(1)
     w1, w2 = rng.normal(0, 784**-0.5, (784, 256)), rng.normal(0, 1 / 16, (256, 10))
     params = {"w1": w1, "b1": np.zeros(256), "w2": w2, "b2": np.zeros(10)}
@@ -36,22 +36,22 @@ def init_params() -> dict[str, np.ndarray]:
 
 
 def logits(params: dict[str, jax.Array], images: jax.Array) -> jax.Array:
-    """What the model thinks of each image, float32 [N, 10]."""
+    """Returns the logits of images float32 [N, 784], as float32 [N, 10]."""
     return jax.nn.relu(images @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
 
 def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean cross-entropy of a batch."""
+    """Returns the mean cross-entropy of a batch, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, images), labels).mean()
 
 
 def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
-    """The share of images whose digit is found."""
+    """Returns the share of images that are classified correctly, 0 to 1."""
     return (logits(params, images).argmax(-1) == labels).mean()
 
 
 def main(options: argparse.Namespace, others: list[str]) -> None:
-    """Serves variables as a ps, trains as a worker, or tells what the checkpoints are worth as the evaluator."""
+    """Serves variables as a ps, trains as a worker, or evaluates checkpoints as the evaluator."""
     with harness.join_cluster(others) as me:
         mnist = data.load()
         with me.device():

@@ -43,7 +43,7 @@ class Net(nnx.Module):
         self.out = nnx.Linear(16 * 7 * 7, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """What the model thinks of each image, float32 [N, 10], of images [N, 784]."""
+        """Returns the logits of images float32 [N, 784], as float32 [N, 10]."""
         x = images.reshape(-1, 28, 28, 1)
         x = nnx.relu(self.norm1(self.conv1(x)))
         x = nnx.relu(self.norm2(self.conv2(x)))
@@ -55,15 +55,16 @@ Tree = dict[str, dict[str, jax.Array]]
 
 @functools.cache
 def split_net() -> tuple[nnx.GraphDef[Net], Tree, Tree]:
-    """The network without values, the first values of its parameters, and those of its running means."""
-    net = nnx.jit(lambda: Net(nnx.Rngs(0)))()  # one program, in place of one for each layer's values
+    """Returns the network without values, and initial parameters and running means."""
+    # Jitted, the initial values of all layers are one program to compile.
+    net = nnx.jit(lambda: Net(nnx.Rngs(0)))()
     graph, *states = nnx.split(net, nnx.Param, nnx.BatchStat)
     params, means = map(nnx.to_pure_dict, states)
     return graph, params, means
 
 
 def loss_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, Tree]:
-    """The mean cross-entropy of a batch, and the running means after it."""
+    """Returns the mean cross-entropy of a batch, and the new running means."""
     net = nnx.merge(split_net()[0], params, means)
     net.train()
     loss = optax.softmax_cross_entropy_with_integer_labels(net(images), labels).mean()
@@ -71,14 +72,14 @@ def loss_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array) -> 
 
 
 def accuracy_fn(params: Tree, means: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """The share of images whose digit is found, by the running means."""
+    """Returns the share of images that are classified correctly, with the running means."""
     net = nnx.merge(split_net()[0], params, means)
     net.eval()
     return (net(images).argmax(-1) == labels).mean()
 
 
 def main(options: argparse.Namespace, others: list[str]) -> None:
-    """Serves variables as a ps; trains on its share of the images as a worker."""
+    """Serves variables as a ps, or trains on a share of the images as a worker."""
     with harness.join_cluster(others) as me:
         mnist = data.load()
         batches = data.Batches(mnist.train, options.batch_size, seed=1, shard_index=me.number, num_shards=me.workers)

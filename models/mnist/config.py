@@ -1,4 +1,8 @@
-"""What a run of the example is told: one frozen value, each field of which is the flag of its name."""
+"""The configuration of a run of the example: a frozen dataclass with a flag for each field.
+
+The trainer calls ``Config.from_flags`` once and ``Config.problem`` before anything starts. A field is declared together
+with its flag, so defaults and help stand in one place.
+"""
 
 import math
 import os
@@ -17,16 +21,16 @@ ENGINES: Mapping[str, Callable[[], rt.TFConfigClusterResolver | rt.JobSetCluster
     "tf_config": rt.TFConfigClusterResolver,
     "jobset": rt.JobSetClusterResolver,
 }
-"""By the value of --cluster_from: who reads what an engine tells its processes."""
+"""The reader of an engine's environment, by the value of --cluster_from."""
 _NO_FLAGS = ("checkpoint_root", "cluster", "limits")
 _LIMIT = "limit_"
-"""How the flag of a field of ``rt.Limits`` begins."""
+"""Prefix of the flag for a field of ``rt.Limits``."""
 ASYNC, PS = "async", "ps"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
 
 
 class _SyncParser(flags.EnumParser):
-    """Also takes what a flag without a value means: ``--sync`` is ``--sync=ps``, ``--nosync`` is ``--sync=async``."""
+    """A parser that accepts ``--sync`` for ``--sync=ps`` and ``--nosync`` for ``--sync=async``."""
 
     def parse(self, argument: str) -> str:
         mode: str = super().parse({"true": PS, "false": ASYNC}.get(argument, argument))
@@ -35,14 +39,21 @@ class _SyncParser(flags.EnumParser):
 
 def _define_sync(name: str, default: str, help: str) -> None:
     flag = flags.Flag(_SyncParser([ASYNC, PS]), flags.ArgumentSerializer(), name, default, help)
-    flag.boolean = True  # may stand without a value
+    # Absl lets only boolean flags stand without a value.
+    flag.boolean = True
     flags.DEFINE_flag(flag)
 
 
 def _flag(define: Callable[..., object], *rest: object, low: float | None = None, high: float | None = None) -> Any:
-    """A field of the config: what defines its flag, the default, a choice's values, the help; the bounds of a number.
+    """Returns a dataclass field that carries the definition of its flag.
 
-    The field has no default of its own: a config comes from the command line.
+    The field has no default: a config comes from the command line.
+
+    Args:
+        define: function of absl that defines the flag.
+        *rest: arguments of ``define`` after the name: the default, the values of a choice, the help.
+        low: smallest value of a number.
+        high: largest value of a number.
     """
     bounds = {name: bound for name, bound in (("lower_bound", low), ("upper_bound", high)) if bound is not None}
     return field(metadata={"define": partial(define, **bounds), "rest": rest})
@@ -58,19 +69,28 @@ _count, _number, _choice = (
 
 @dataclass(frozen=True)
 class Config:
-    """A run of the example. Each field is the flag of its name; those without a help here are of ``monitoring``."""
+    """A run of the example.
+
+    Each field is the flag of its name. ``harness.monitoring`` defines the flags of the fields without a help text.
+    """
 
     metrics_port: int | None
     metrics_host: str
     log_json: bool
     profile_steps: str | None
     checkpoint_root: str | tuple[()] | None
-    """No flag: where this task may be told to write and read. Below its --logdir, nowhere if that is empty, and None
-    where it was not given here: only the chief need know it."""
+    """Directory below which clients may let this task write and read checkpoints; not a flag.
+
+    The directory is --logdir. ``()`` allows none, for an empty --logdir. None means that this task was given no
+    --logdir: only the chief needs one.
+    """
     cluster: rt.ClusterSpec | None
-    """No flag: what --cluster_from tells in place of the hosts; None without."""
+    """Cluster that --cluster_from has found in place of the hosts, or None; not a flag."""
     limits: rt.Limits | None
-    """How much of this task others may use: each of its fields is a flag, --limit_NAME. None where none is given."""
+    """Limits on the resources of this task that clients may use; None if no --limit_NAME is given.
+
+    Each field of the limits is a flag of its own.
+    """
     ps_hosts: tuple[str, ...] = _list([], "Comma-separated host:port of the parameter servers, the same on every task.")
     worker_hosts: tuple[str, ...] = _list(
         [],
@@ -214,10 +234,10 @@ class Config:
 
     @classmethod
     def from_flags(cls) -> "Config":
-        """What the command line says.
+        """Returns the config of the command line.
 
         Raises:
-            InvalidArgumentError: a limit is none, or the environment gives no cluster where it is asked; names it.
+            InvalidArgumentError: A limit is invalid, or --cluster_from finds no cluster in the environment.
         """
         told = {name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name not in _NO_FLAGS}
         values: dict[str, Any] = {
@@ -228,10 +248,10 @@ class Config:
         return config if config.cluster_from == "flags" else config.told_by_the_engine()
 
     def told_by_the_engine(self) -> "Config":
-        """The same with the cluster and the place in it that the environment tells.
+        """Returns this config with the cluster and the task that the environment names.
 
         Raises:
-            InvalidArgumentError: it tells none; names the variable.
+            InvalidArgumentError: The environment names no cluster. The message has the variable.
         """
         cluster, task = ENGINES[self.cluster_from]().checked()
         hosts = {job: cluster.job_tasks(job) if job in cluster.jobs else [] for job in ("ps", "worker", "chief")}
@@ -240,7 +260,7 @@ class Config:
 
     @property
     def jobs(self) -> rt.ClusterSpec:
-        """The cluster; without any hosts that of a single worker."""
+        """The cluster. Without any hosts it has a single worker."""
         if self.cluster is not None:
             return self.cluster
         hosts = {"ps": self.ps_hosts, "chief": self.chief_hosts, "worker": self.worker_hosts}
@@ -249,29 +269,32 @@ class Config:
 
     @property
     def given_security(self) -> rt.Security | None:
-        """Whom this task lets in, as far as the flags say it."""
+        """The security that the flags ask for; None leaves it to the environment."""
         if self.insecure:
             return rt.Security.insecure()
         return rt.Security.from_text(self.security) if self.security else None
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the worker that tests and writes."""
+        """True for the worker that tests the model and writes checkpoints and summaries."""
         return self.jobs.chief() == rt.TaskId(self.job_name, self.task_index)
 
     @property
     def trains(self) -> bool:
-        """Whether this task trains."""
+        """True for a chief or worker."""
         return self.job_name in ("chief", "worker")
 
     @property
     def workers(self) -> int:
-        """How many tasks train: those that the cluster names, and no fewer than this one's number says."""
+        """The number of tasks that train.
+
+        The host lists may leave tasks out, so the number is at least that of this task plus one.
+        """
         return max(len(self.chief_hosts) + len(self.worker_hosts), self.number + 1 if self.trains else 1)
 
     @property
     def number(self) -> int:
-        """Which of the tasks that train this one is, from 0: a chief comes before the workers."""
+        """Number of this task among those that train, from 0. A chief comes before the workers."""
         return self.task_index + (len(self.chief_hosts) if self.job_name == "worker" else 0)
 
     @property
@@ -281,26 +304,27 @@ class Config:
 
     @property
     def batches_per_step(self) -> int:
-        """How many workers' batches one global step stands for."""
-        if self.sync == PS:  # where workers come and go, as many as there are at first
+        """Number of batches, each of one worker, that one global step consumes."""
+        # With workers that come and go, the number at the start stands for the run.
+        if self.sync == PS:
             return self.replicas_to_aggregate or self.workers
         return 1
 
     def steps_per_epoch(self, examples: int) -> float:
-        """How many global steps a pass over so many training examples takes."""
+        """Returns the number of global steps in one pass over ``examples`` training examples."""
         return examples / (self.batch_size * self.accumulate * self.batches_per_step)
 
     def last_step(self, examples: int) -> int:
-        """The global step at which training on so many examples ends."""
+        """Returns the global step at which training on ``examples`` examples ends."""
         return round(self.epochs * self.steps_per_epoch(examples)) if self.train_steps is None else self.train_steps
 
     @property
     def trains_all_data(self) -> bool:
-        """Whether training ends with the data, which is dealt out, and not at a global step."""
+        """True if training ends when all data is dealt out, and not at a global step."""
         return self.elastic and self.train_steps is None
 
     def problem(self) -> str | None:
-        """Returns what is wrong with the flags together, None when they fit."""
+        """Returns a message about the first flags that do not fit together, or None."""
         try:
             monitoring.StepProfiler.from_text(self.profile_steps, self.logdir)
         except ValueError as error:
@@ -308,7 +332,7 @@ class Config:
         return next((line for is_wrong, line in (*self._conflicts(), *self._misplaced()) if is_wrong), None)
 
     def _conflicts(self) -> Iterator[tuple[object, str]]:
-        """Yields flags that exclude each other: whether both are given, and the line about them."""
+        """Yields pairs (is wrong, message) for flags that exclude each other."""
         bounded, elastic = self.max_staleness is not None, self.elastic
         asked = self.replicas_to_aggregate is not None or self.sync_timeout_secs is not None
         ps = len(self.ps_hosts)
@@ -333,7 +357,7 @@ class Config:
         yield self.sync != PS and asked, "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
 
     def _misplaced(self) -> Iterator[tuple[object, str]]:
-        """Yields what a task lacks in its cluster: whether it is so, and the line about it."""
+        """Yields pairs (is wrong, message) for hosts and places that the task lacks in its cluster."""
         job, trainers, chiefs = self.job_name, self.worker_hosts or self.chief_hosts, len(self.chief_hosts)
         yield chiefs > 1, f"--chief_hosts names {chiefs} tasks: a run has one chief"
         if job == "evaluator":

@@ -1,7 +1,7 @@
 """Handwritten digits to learn from: which copy of MNIST is read, and the batches that each worker draws from it.
 
-`python -m models.mnist.data [directory]` reads the data once, with a progress bar if it has to be downloaded, and says
-what it found; run before the workers start, it spares them the wait.
+`python -m models.mnist.data [directory]` reads the data once, with a progress bar for a download, and logs the result.
+Run before the workers start, the command saves them the wait.
 """
 
 import os
@@ -32,13 +32,13 @@ Labels = NDArray[np.int32]
 class Split:
     """Images and their labels.
 
-    The pixels stay bytes and are scaled batch by batch. That costs a batch of 100 next to nothing (29 us against 26 us
-    out of a table of floats: what the division takes, reading a quarter of the memory saves), and it spares every
-    process 140 MB and half a second before its first step.
+    The pixels stay bytes and are scaled batch by batch. A batch of 100 takes 29 us so, and 26 us from a table of floats:
+    the division takes the time that reading a quarter of the memory saves. The table would cost every process 140 MB,
+    and half a second before the first step.
     """
 
     pixels: NDArray[np.uint8]
-    """[N, 784], 0 to 255."""
+    """uint8 [N, 784], 0 to 255."""
     labels: Labels
     """[N], 0 to 9."""
 
@@ -59,22 +59,29 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Mnist:
-    """What to train on and what to test on. `name` tells the data set, `source` in words where it came from."""
+    """The training and the test examples.
+
+    Attributes:
+        train: examples to train on.
+        test: examples to test on.
+        name: `mnist`, or `digits` for scikit-learn's. Tasks of one cluster must agree on the name.
+        source: origin of the files, in words.
+    """
 
     train: Split
     test: Split
     name: str
-    """`mnist`, or `digits` for scikit-learn's. Tasks of one cluster must agree on it."""
     source: str
 
     def __str__(self) -> str:
-        """One line for the log."""
+        """Returns one line for the log."""
         return f"{self.source}, {len(self.train)} training and {len(self.test)} test images"
 
 
 def scale(pixels: NDArray[np.uint8]) -> Images:
     """Returns `pixels` / 255 as float32, in memory that XLA can read without a copy of its own."""
-    # XLA's CPU client borrows an argument only if it is aligned to 64 bytes, numpy aligns to 16: 11 us for 100 images.
+    # XLA's CPU client borrows an argument only if the memory is aligned to 64 bytes, and numpy aligns to 16.
+    # The copy that this avoids takes 11 us for 100 images.
     buffer = np.empty(pixels.size + 16, np.float32)
     start = -buffer.ctypes.data % 64 // 4
     images = buffer[start : start + pixels.size].reshape(pixels.shape)
@@ -97,8 +104,8 @@ def load(
       checksums: file name -> SHA-256 of the decompressed file, in hexadecimal.
 
     Raises:
-      DataError: a file is missing or is not what it should be, or neither data nor a stand-in can be had. Data that
-        was named but cannot be used is always an error: nobody wants to find out later what was trained on.
+      DataError: A file is missing or damaged, or neither MNIST nor scikit-learn is there. A directory that was named
+        but cannot be used is always an error, so that no run trains on other data unnoticed.
     """
     for setting, directory in (("--data_dir", data_dir), ("MNIST_DIR", os.environ.get("MNIST_DIR"))):
         if directory:
@@ -137,7 +144,10 @@ def _mnist(values: Mapping[str, NDArray[np.uint8]], source: str) -> Mnist:
 
 
 def _digits(reason: Exception) -> Mnist:
-    """Returns scikit-learn's handwritten digits in MNIST's format: 20x20 pixels in the middle of 28x28."""
+    """Returns scikit-learn's handwritten digits in the format of MNIST.
+
+    As in MNIST, a digit of 20x20 pixels lies in the middle of 28x28.
+    """
     try:
         from scipy.ndimage import zoom
         from sklearn.datasets import load_digits
@@ -164,12 +174,17 @@ def _digits(reason: Exception) -> Mnist:
 
 
 class Batches:
-    """An endless stream of shuffled batches for one of several workers, which a restarted worker can take up again.
+    """An endless stream of shuffled batches for one of several workers.
+
+    A restarted worker resumes the stream with `restore`.
 
     Every epoch has its own permutation of the whole split, made from (seed, epoch) alone, of which this shard takes
     every `num_shards`-th example. Workers with the same seed therefore never share an example within an epoch, and
-    together see each exactly once. Batches all have the same size: one that reaches the end of an epoch is completed
-    from the next, so no example is dropped and XLA sees one shape only.
+    together see each exactly once. All batches have the same size, so XLA compiles for one shape. A batch that reaches
+    the end of an epoch is completed from the next epoch, so no example is dropped.
+
+        batches = data.Batches(mnist.train, 100, seed=1, shard_index=0, num_shards=2)
+        images, labels = batches.next()
     """
 
     def __init__(self, split: Split, batch_size: int, seed: int, shard_index: int = 0, num_shards: int = 1) -> None:
@@ -198,12 +213,13 @@ class Batches:
         self._seed = seed
         self._shard_index = shard_index
         self._num_shards = num_shards
-        self._place = 0, 0  # epoch and position, in one assignment: a checkpoint reads them from another thread
+        # Epoch and position change in one assignment: a checkpoint reads both from another thread.
+        self._place = 0, 0
         self._order = self._shuffle(0)
 
     @property
     def epoch(self) -> float:
-        """How often the shard has been gone through so far: 1.5 in the middle of the second time."""
+        """Number of passes over the shard so far, such as 1.5 in the middle of the second pass."""
         epoch, position = self._place
         return epoch + position / len(self._order)
 
@@ -222,15 +238,18 @@ class Batches:
         return scale(self._split.pixels[chosen]), self._split.labels[chosen]
 
     def state(self) -> dict[str, int]:
-        """Returns where the stream is, to be given to `restore` in another process."""
+        """Returns the position of the stream, for `restore` in another process."""
         epoch, position = self._place
         return self._identity() | {"epoch": epoch, "position": position}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Continues where the stream that gave `state` was; the batch size may be another one.
+        """Continues at the position of another stream, whose batch size may differ.
+
+        Args:
+          state: position that `state` returned.
 
         Raises:
-          ValueError: `state` belongs to another stream: its seed, shard or number of examples differ.
+          ValueError: The seed, the shard or the number of examples differ.
         """
         for name, here in self._identity().items():
             if int(state[name]) != here:
@@ -255,7 +274,7 @@ class Batches:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Reads the data once and says what it found; see the module's docstring."""
+    """Reads the data once and logs the result, as the module's docstring says."""
     try:
         logging.info("data: %s", load(argv[1] if len(argv) > 1 else None))
     except DataError as error:

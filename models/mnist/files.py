@@ -36,20 +36,33 @@ _MAX_BYTES = 64 << 20  # what is larger, compressed or not, is stopped here and 
 
 
 class DataError(ValueError):
-    """The data cannot be used as it is; the message names the file and says what to do."""
+    """The error for data that cannot be used. The message names the file and the remedy."""
 
 
 def fetch(cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> dict[str, NDArray[np.uint8]]:
-    """Reads the files of `checksums` (name -> SHA-256) in `cache`, after a download of what is not there or not whole.
+    """Reads files from a cache, and first downloads those that are missing or damaged.
 
-    One process downloads, others wait; a file is verified before it gets its name. ConnectionError: no mirror answers.
+    One process downloads, and other processes wait. A file gets its name after it was verified.
+
+    Args:
+        cache: directory of the files; created if needed.
+        mirrors: addresses below which the files lie as `<name>.gz`, asked in turn.
+        checksums: file name -> SHA-256 of the decompressed file, in hexadecimal.
+
+    Returns:
+        File name -> values, uint8 [n].
+
+    Raises:
+        ConnectionError: No mirror can be reached.
+        DataError: Mirrors have other files, or the cache cannot be used.
     """
     try:
         with contextlib.suppress(FileNotFoundError, DataError):
             return {name: read(cache / name, sha256) for name, sha256 in checksums.items()}
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / "lock"):
-            for leftover in cache.glob("tmp*"):  # of a process that was killed: the lock says that nobody writes now
+            # Temporary files belong to processes that were killed: a live one would hold the lock.
+            for leftover in cache.glob("tmp*"):
                 leftover.unlink()
             return {name: _read_or_download(cache / name, sha256, mirrors) for name, sha256 in checksums.items()}
     except ConnectionError:
@@ -60,8 +73,17 @@ def fetch(cache: Path, mirrors: Sequence[str], checksums: Mapping[str, str]) -> 
 
 
 def read(path: Path, sha256: str) -> NDArray[np.uint8]:
-    """Returns the values of a file, plain or `.gz`: what follows its header of 4 bytes, and 4 for each dimension."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would wait for ever
+    """Returns the values of an IDX file, plain or `.gz`, as uint8 [n].
+
+    Args:
+        path: the file.
+        sha256: checksum of the decompressed file, in hexadecimal.
+
+    Raises:
+        DataError: The content is not the one with that checksum, or too large.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for ever.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DataError(f"{path} is no MNIST file: it is not a regular file")
         content = file.read(_MAX_BYTES + 1)
@@ -71,11 +93,17 @@ def read(path: Path, sha256: str) -> NDArray[np.uint8]:
         content = _Unzipped(str(path), content).getvalue()
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise DataError(f"{path} is not the original file or truncated: its SHA-256 is {found}, it must be {sha256}")
+    # The header has four bytes, of which the last counts the dimensions, and four bytes for each dimension.
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
 
 
 class _Unzipped(io.BytesIO):
-    """What the gzip data that is written to it holds, within limits; errors name `origin`."""
+    """A buffer that unpacks the gzip data written to it, within limits of size and time.
+
+    Args:
+        origin: name of the data, for errors.
+        data: the first gzip data.
+    """
 
     def __init__(self, origin: str, data: bytes = b"") -> None:
         super().__init__()
@@ -119,7 +147,8 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
             logging.info("downloading %s", url)
             pooch.retrieve(url, sha256, path.name, path.parent, downloader=_get)
             return read(path, sha256)
-        except (ConnectionError, ValueError) as error:  # pooch's ValueError: the SHA-256 is another
+        # Pooch raises ValueError for a file with another SHA-256.
+        except (ConnectionError, ValueError) as error:
             logging.warning("mirror %s failed: %s", mirror, error)
             failures.append(type(error)(f"{url}: {error}"))
     if wrong := [failure for failure in failures if isinstance(failure, ValueError)]:

@@ -20,7 +20,7 @@ parser.add_argument("--train_steps", type=int, default=2000, help="Steps of all 
 
 
 def init_params() -> dict[str, np.ndarray]:
-    """784 pixels -> 100 sigmoid units -> 10 digits."""
+    """Returns initial parameters: 784 pixels -> 100 sigmoid units -> 10 digits."""
     rng = np.random.default_rng(1)
     w1, w2 = rng.normal(0, 784**-0.5, (784, 100)), rng.normal(0, 0.1, (100, 10))
     params = {"w1": w1, "b1": np.zeros(100), "w2": w2, "b2": np.zeros(10)}
@@ -28,23 +28,24 @@ def init_params() -> dict[str, np.ndarray]:
 
 
 def logits(params: dict[str, jax.Array], images: jax.Array) -> jax.Array:
-    """What the model thinks of each image, float32 [N, 10]."""
+    """Returns the logits of images float32 [N, 784], as float32 [N, 10]."""
     return jax.nn.sigmoid(images @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
 
 def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean cross-entropy of a batch."""
+    """Returns the mean cross-entropy of a batch, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, images), labels).mean()
 
 
 def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
-    """The share of images whose digit is found."""
+    """Returns the share of images that are classified correctly, 0 to 1."""
     return (logits(params, images).argmax(-1) == labels).mean()
 
 
 def main(options: argparse.Namespace, others: list[str]) -> None:
-    """Serves variables as a ps; trains on its share of the images as a worker."""
-    with harness.join_cluster(others) as me:  # a ps goes no further
+    """Serves variables as a ps, or trains on a share of the images as a worker."""
+    # A ps serves in this line until training is over.
+    with harness.join_cluster(others) as me:
         mnist = data.load()
         batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers)
         with me.device():

@@ -55,7 +55,7 @@ def init_mlp(seed: int, hidden_units: int = 100) -> dict[str, NDArray[np.float32
 
 
 def logits_mlp(params: Params, images: Array) -> Array:
-    """One hidden layer of sigmoid units; float32 [N, 784] -> [N, 10]."""
+    """Returns the logits of a hidden layer of sigmoid units; float32 [N, 784] -> [N, 10]."""
     hidden = jax.nn.sigmoid(images @ params["w1"] + params["b1"])
     return hidden @ params["w2"] + params["b2"]
 
@@ -77,7 +77,10 @@ def init_cnn(seed: int, hidden_units: int = 100) -> dict[str, NDArray[np.float32
 
 
 def logits_cnn(params: Params, images: Array) -> Array:
-    """Two 3x3 convolutions with pooling, then one hidden layer, all ReLU; float32 [N, 784] -> [N, 10]."""
+    """Returns the logits of two 3x3 convolutions with pooling and a hidden layer, all ReLU.
+
+    Images float32 [N, 784] give logits float32 [N, 10].
+    """
     maps = jnp.reshape(images, (-1, IMAGE_SIDE, IMAGE_SIDE, 1))
     maps = jax.nn.relu(_max_pool(_conv(maps, params["conv1"])) + params["conv1_b"])
     maps = jax.nn.relu(_max_pool(_conv(maps, params["conv2"])) + params["conv2_b"])
@@ -92,7 +95,10 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 
 
 def _weights(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
-    """Normal with deviation 1/sqrt(inputs of one unit), redrawn beyond two deviations; the last axis is the units."""
+    """Draws normal weights of deviation 1/sqrt(inputs of a unit), again beyond two deviations.
+
+    The last axis is that of the units.
+    """
     values = rng.standard_normal(shape)
     while (outliers := np.abs(values) > 2).any():
         values[outliers] = rng.standard_normal(np.count_nonzero(outliers))
@@ -100,7 +106,7 @@ def _weights(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 
 
 def _conv(maps: Array, kernel: Array) -> Array:
-    """3x3 convolution that keeps the size; [N, H, W, C] and [3, 3, C, D] -> [N, H, W, D]."""
+    """Applies a 3x3 convolution that keeps the size; [N, H, W, C] and [3, 3, C, D] -> [N, H, W, D]."""
     return jax.lax.conv_general_dilated(maps, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 

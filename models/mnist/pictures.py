@@ -1,6 +1,6 @@
-"""What TensorBoard shows of the test set: digits, the wrong ones first, a confusion matrix, the first layer's weights.
+"""Pictures of a test for TensorBoard: digits (wrong ones first), a confusion matrix, first-layer weights.
 
-The pictures are numpy arrays; a step of their own, fed with them, makes the summary.
+The trainer's ``Tests`` computes them as numpy arrays. A step that is fed with the arrays makes the summary.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def tile(images: NDArray[np.uint8], columns: int) -> Pixels:
         columns: images in a row.
 
     Returns:
-        uint8 [rows * 29, columns * 29, 1]: a dark line is between the images.
+        uint8 [rows * 29, columns * 29, 1], with a dark line between the images.
     """
     padded = np.pad(images, [(0, -len(images) % columns), (0, 1), (0, 1)])
     rows = padded.reshape(-1, columns, IMAGE_SIDE + 1, IMAGE_SIDE + 1).swapaxes(1, 2)
@@ -36,9 +36,10 @@ def tile(images: NDArray[np.uint8], columns: int) -> Pixels:
 
 
 def confusion(labels: NDArray[np.int32], predicted: NDArray[np.int32], cell: int = 16) -> Pixels:
-    """Returns the confusion matrix as a picture: rows are labels, columns predictions; green is right, red is wrong.
+    """Returns the confusion matrix as a picture, correct predictions green and wrong ones red.
 
-    Brightness is the share of the row. Mistakes are rare, so it grows with the square root.
+    Rows are labels and columns predictions. Brightness grows with the square root of the share of the row, because
+    mistakes are rare.
 
     Args:
         labels: int32 [N].
@@ -56,7 +57,7 @@ def confusion(labels: NDArray[np.int32], predicted: NDArray[np.int32], cell: int
 
 
 def features(weights: NDArray[np.float32]) -> Pixels:
-    """Returns what each unit of the first layer responds to: grey is 0, white positive, black negative.
+    """Returns the weights of each unit as a picture: grey for 0, white for positive, black for negative.
 
     Args:
         weights: float32 [784, units].
@@ -100,7 +101,7 @@ class Pictures:
     def evaluate(
         self, session: rt.Session, images: NDArray[np.float32], labels: NDArray[np.int32], predicted: NDArray[np.int32]
     ) -> bytes:
-        """The serialized summary of a test.
+        """Returns the serialized summary of a test.
 
         Args:
             session: runs the summary and reads the weights.

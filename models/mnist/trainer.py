@@ -43,7 +43,7 @@ flags.adopt_module_key_flags(config_flags)  # --help lists them
 
 
 def main(argv: list[str]) -> None:
-    """Joins the cluster and does this task's part."""
+    """Reads the flags, then serves, trains or evaluates as they say."""
     if len(argv) > 1:
         exit_codes.leave(exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}")
     try:
@@ -66,7 +66,8 @@ def between_graph(config: Config) -> None:
     if config.logdir:
         harness.keep_compilations()
     if config.job_name == "ps":
-        jax.config.update("jax_platforms", "cpu")  # a ps adds numbers; the accelerators are for workers
+        # A ps only adds numbers. The accelerators of the host are for workers.
+        jax.config.update("jax_platforms", "cpu")
     try:
         server = make_server(config)
     except rt.OpError as error:
@@ -82,7 +83,7 @@ def between_graph(config: Config) -> None:
 
 
 def follow(config: Config) -> None:
-    """Evaluates the checkpoints that others write, on the test set, until training is over."""
+    """Evaluates the checkpoints of the chief on the test set, until training is over."""
     split = load(config).test
     graph = build(config, None, 1, 1)
 
@@ -109,7 +110,7 @@ def follow(config: Config) -> None:
 
 
 def make_server(config: Config) -> rt.Server:
-    """The server of a task, with a backup if it is a ps and that is wanted."""
+    """Returns the running server of this task; only a ps may have a backup."""
     return rt.Server(
         config.jobs,
         config.job_name,
@@ -127,17 +128,18 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
 
     Args:
         config: the run.
-        target: what sessions connect to.
-        cluster: the cluster, None where there are no ps.
-        leads: whether this process restores or initialises.
-        logdir: for checkpoints and events; None or empty writes none.
+        target: address that sessions connect to.
+        cluster: tasks of the run; None if the run has no ps.
+        leads: True if this process restores or initialises the variables.
+        logdir: directory for checkpoints and events; None or empty writes neither.
     """
     mnist = load(config)
     last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
     graph = build(config, cluster, last, len(mnist.train))
     batches = None if config.elastic else share(config, mnist.train)
     if leads and batches is not None:
-        checkpoint(batches)  # before the checkpoint is restored
+        # The restore of the checkpoint sets this state too, so the state is registered before.
+        checkpoint(batches)
     supervisor = supervise(config, graph, leads, logdir)
     progress = harness.Progress(last, every=config.log_every_steps)
     profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=config.is_chief)
@@ -145,7 +147,8 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
     accuracy = None
     with supervisor.managed_session(target, config=options) as session, profiler:
         if not leads and batches is not None:
-            checkpoint(batches)  # not earlier: no checkpoint is to hold the beginning for a worker that goes on
+            # A checkpoint of the chief asks for this state. Registered before the worker resumes, it would be the start.
+            checkpoint(batches)
         step = int(session.run(graph.global_step))
         if step:
             go_on(session, step, last, logdir)
@@ -156,10 +159,11 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
                 try:
                     feeds = next(feeds_of_steps, None)
                     if feeds is None:
-                        break  # all epochs are done, by all workers together
+                        break  # All workers together have finished all epochs.
                     _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
                 except rt.OutOfRangeError:
-                    break  # an evaluator has ended training, and whom this step waited for knew it first
+                    # An evaluator has ended training. The workers that this step waited for have stopped already.
+                    break
                 except rt.CancelledError:
                     if not supervisor.should_stop():
                         raise
@@ -180,7 +184,7 @@ Feeds = Mapping[rt.Tensor, NDArray]
 
 
 def share(config: Config, split: data.Split) -> data.Batches:
-    """The batches of this worker, where each has a share of its own."""
+    """Returns the batches of this worker, where each worker has a fixed share."""
     return data.Batches(split, config.batch_size * config.accumulate, config.seed, config.number, config.workers)
 
 
@@ -188,7 +192,7 @@ def share(config: Config, split: data.Split) -> data.Batches:
 def dealt(
     graph: "Graph", session: rt.Session, split: data.Split, batches: data.Batches | None
 ) -> Iterator[Iterator[Feeds]]:
-    """What this worker's training steps are fed: of its own share, or of what is dealt out to those who are there."""
+    """Yields the feeds of this worker's steps: a fixed share, or leases on shards if workers come and go."""
     if batches is not None:
         pairs = iter(batches.next, None)
         yield ({graph.images: images, graph.labels: labels} for images, labels in pairs)
@@ -202,7 +206,7 @@ def dealt(
 
 
 def load(config: Config) -> data.Mnist:
-    """The data; where they cannot be had, the process ends with the reason."""
+    """Returns the data set; ends the process with the reason if there is none."""
     try:
         mnist = data.load(config.data_dir)
     except DataError as error:
@@ -229,7 +233,7 @@ class Graph:
 
 
 def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: int) -> Graph:
-    """The same graph on every worker: variables on the ps, computation on this worker."""
+    """Builds the graph, the same on every worker: variables on the ps, computation on this worker."""
     model = MODELS[config.model]
     with where(cluster, config):
         global_step = harness.get_or_create_global_step()
@@ -254,7 +258,7 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: 
 
 
 def deal(config: Config, examples: int) -> harness.DataShards:
-    """What deals the training data out to workers that come and go."""
+    """Returns the object that deals the training data out to workers that come and go."""
     return harness.DataShards(
         examples,
         config.batch_size * config.accumulate,
@@ -265,7 +269,10 @@ def deal(config: Config, examples: int) -> harness.DataShards:
 
 
 def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.AbstractContextManager[None]:
-    """The device scope of the graph: variables on the ps and computation on this worker, or all in this process."""
+    """Returns the device scope of the graph.
+
+    Variables go to the ps and computation to this worker. Without a cluster both stay in this process.
+    """
     if cluster is None:
         return rt.device(None)
     worker = f"/job:{config.job_name}/task:{config.task_index}"
@@ -273,7 +280,7 @@ def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.Abstract
 
 
 def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
-    """The optimizer as the mode wants it: it has the same methods."""
+    """Wraps the optimizer for the mode of --sync; the wrapper has the same methods."""
     if config.sync == PS:
         workers = None if config.elastic else config.workers
         return harness.SyncReplicas(
@@ -291,11 +298,11 @@ def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOpti
 
 
 def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
-    """The optax transformation of a run of so many steps."""
-    # Where workers come and go, nobody knows how many synchronous steps there will be.
+    """Returns the optax transformation of a run of ``steps`` global steps."""
+    # With workers that come and go, the number of synchronous steps is not known before the end.
     unknown = config.elastic and config.sync == PS and config.train_steps is None
     decay = config.decay or ("linear" if config.optimizer == "adam" and not unknown else "none")
-    # Optax counts updates in int32, and its count stays at the largest.
+    # Optax counts updates in int32 and stops at the largest count, so a longer schedule would never end.
     last = min(max(steps, 1), np.iinfo(np.int32).max)
     schedule = optax.linear_schedule(config.rate, 0.0, last) if decay == "linear" else config.rate
     rules = {
@@ -308,7 +315,7 @@ def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
 
 
 def supervise(config: Config, graph: Graph, leads: bool, logdir: str | None) -> harness.Supervisor:
-    """Who initialises, restores and saves."""
+    """Returns the Supervisor, which initialises, restores and saves."""
     if config.is_chief:
         kept = f"checkpoints and TensorBoard events go to {logdir}"
         logging.info("%s", kept if logdir else "--logdir is empty: no summaries and no checkpoints are written")
@@ -319,18 +326,20 @@ def supervise(config: Config, graph: Graph, leads: bool, logdir: str | None) -> 
         saver=harness.Saver(transfer=config.checkpoint_transfer),
         save_model_secs=config.save_model_secs,
         save_summaries_secs=config.save_summaries_secs,
-        summary_op=None,  # its tensors need a batch: the loop runs it
+        # The summaries need a batch, so the training loop computes them.
+        summary_op=None,
     )
 
 
 def checkpoint(batches: data.Batches) -> None:
-    """Saves with every checkpoint how far this worker's data has come."""
+    """Registers the position in this worker's data as a state of every checkpoint."""
     harness.checkpointable("data", batches.state, lambda state: go_on_with(batches, state))
 
 
 def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
-    """Goes on with the data that this worker had not seen, unless the data is dealt out in another way now."""
-    if batches.state() == state:  # the chief's, when it has restored the model itself
+    """Resumes the data at a saved position, unless the shares are different now."""
+    # The chief sets its state when it restores the model, and again when it resumes.
+    if batches.state() == state:
         return
     try:
         batches.restore(state)
@@ -341,7 +350,7 @@ def go_on_with(batches: data.Batches, state: dict[str, int]) -> None:
 
 
 def go_on(session: harness.ManagedSession, step: int, steps: int, logdir: str | None) -> None:
-    """Says that a run is taken up again, and takes up this worker's data."""
+    """Logs that a run is resumed, and restores the states of this worker."""
     end = "" if step < steps else f": training ends at {steps}, so nothing is left; give more --epochs for more"
     logging.info("going on from global step %d%s", step, end)
     newest = harness.latest_checkpoint(logdir) if logdir else None
@@ -350,7 +359,10 @@ def go_on(session: harness.ManagedSession, step: int, steps: int, logdir: str | 
 
 
 class Tests:
-    """What the chief runs between training steps, and writes for TensorBoard: summaries, and tests."""
+    """The summaries and tests that the chief runs between training steps.
+
+    The results go to TensorBoard. Other tasks own such an object too, which writes nothing.
+    """
 
     def __init__(
         self,
@@ -362,7 +374,7 @@ class Tests:
         step: int,
         steps_per_epoch: float,
     ) -> None:
-        """Begins at a global step; the table of runs gets the hyperparameters of a run that is new."""
+        """Starts the schedule at a global step; records the hyperparameters of a new run."""
         self._session, self._graph, self._supervisor, self._split = session, graph, supervisor, split
         self._writer = supervisor.summary_writer if config.is_chief else None
         self._between = self._writer is not None and config.save_summaries_secs > 0
@@ -373,7 +385,12 @@ class Tests:
             self._writer.add_hparams(hyperparameters(config), ["test_accuracy", "cost"])
 
     def after(self, step: int, feeds: Mapping[rt.Tensor, NDArray]) -> None:
-        """Does what is due after a training step that was run with these feeds."""
+        """Writes summaries and tests the model if they are due after a training step.
+
+        Args:
+            step: the global step.
+            feeds: the feeds of that step, which the summaries are computed with.
+        """
         if not self._between:
             return
         if time.monotonic() >= self._next_summary:
@@ -384,9 +401,10 @@ class Tests:
             self._next_test = step + self._test_steps
 
     def test(self, step: int) -> float:
-        """Tests, writes what TensorBoard shows of it, and gives the accuracy, 0 to 1."""
+        """Tests the model, writes the pictures for TensorBoard, and returns the accuracy, 0 to 1."""
         images, shown = self._graph.images, self._graph.predictions
-        chunks = self._split.chunks(1000)  # which fit any memory
+        # The whole test set at once would need hundreds of MB for the activations of the cnn.
+        chunks = self._split.chunks(1000)
         predicted = np.concatenate([self._session.run(shown, {images: chunk}) for chunk, _ in chunks])
         if self._writer is not None:
             pictures = self._graph.pictures.evaluate(self._session, self._split.images, self._split.labels, predicted)
@@ -395,13 +413,16 @@ class Tests:
 
 
 def hyperparameters(config: Config) -> dict[str, bool | float | int | str]:
-    """What tells this run from others, for TensorBoard's table of runs."""
+    """Returns the settings that distinguish runs in TensorBoard's table of runs."""
     names = ("model", "hidden_units", "optimizer", "rate", "batch_size", "workers", "epochs", "seed")
     return {{"rate": "learning_rate"}.get(name, name): getattr(config, name) for name in names}
 
 
 def tell_newest(logdir: str) -> None:
-    """Logs where the newest checkpoint is; a directory that cannot be looked into just now is no failure of the run."""
+    """Logs the path of the newest checkpoint.
+
+    A directory that cannot be read at this moment only causes a warning: the run itself has succeeded.
+    """
     try:
         logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
     except rt.OpError as error:
