@@ -32,7 +32,7 @@ Labels = NDArray[np.int32]
 class Split:
     """Images and their labels.
 
-    The pixels stay bytes and are scaled batch by batch. A batch of 100 takes 29 us so, and 26 us from a table of floats:
+    The pixels stay bytes and are scaled batch by batch. A batch of 100 takes 29 us, and 26 us from a table of floats:
     the division takes the time that reading a quarter of the memory saves. The table would cost every process 140 MB,
     and half a second before the first step.
     """

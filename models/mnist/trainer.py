@@ -147,7 +147,7 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
     accuracy = None
     with supervisor.managed_session(target, config=options) as session, profiler:
         if not leads and batches is not None:
-            # A checkpoint of the chief asks for this state. Registered before the worker resumes, it would be the start.
+            # The checkpoints of the chief hold this state. Registered earlier, the state would be that of the start.
             checkpoint(batches)
         step = int(session.run(graph.global_step))
         if step:
