@@ -83,6 +83,7 @@ def _machine_kind() -> str:
     try:
         with open(_CPUINFO, encoding="utf-8") as lines:
             kind += [next((line for line in lines if line.startswith(("flags", "Features"))), "")]
-    except OSError:  # another system than Linux
+    except OSError:
+        # Other systems than Linux have no such file.
         kind += [platform.processor()]
     return hashlib.sha256("\n".join(kind).encode()).hexdigest()[:12]

@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def key(self) -> tuple[int, float]:
-        """The step and the time, which no other checkpoint of the run directory has."""
+        """The step and the time, unique among the checkpoints of a run directory."""
         return self.step, self.saved_at
 
 
@@ -100,6 +100,7 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
     """
     if not goal.best_by:
         return Standing()
+    # With the sign, more is better in both modes.
     sign = 1.0 if goal.mode == "max" else -1.0
     best: Evaluation | None = None
     since = 0
@@ -119,11 +120,11 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
 def next_key(found: Iterable[tuple[int, float]], done: Iterable[Evaluation], over: bool) -> tuple[int, float] | None:
     """Returns the step and time of the checkpoint to evaluate next; None when all are evaluated.
 
-    During training this is the oldest, as that one is deleted first. After training it is the newest: an evaluator that
-    is ended before it has evaluated all has then evaluated the one that matters.
+    During training this is the oldest checkpoint, which is deleted first. After training it is the newest: an
+    evaluator that is ended early has then evaluated the checkpoint that matters.
 
     Args:
-        found: Step and time of each checkpoint there is.
+        found: Step and time of each checkpoint.
         done: The evaluations so far.
         over: True when training is over.
     """
@@ -132,7 +133,7 @@ def next_key(found: Iterable[tuple[int, float]], done: Iterable[Evaluation], ove
 
 
 def added(evaluations: Sequence[Evaluation], new: Evaluation) -> tuple[Evaluation, ...]:
-    """Returns the evaluations with a new one, which replaces one of the same step: that was lost and trained again."""
+    """Returns the evaluations with a new one; an evaluation of the same step gives way."""
     return (*(kept for kept in evaluations if kept.step != new.step), new)
 
 
@@ -175,6 +176,7 @@ def load(path: str) -> tuple[Evaluation, ...]:
 
 def store(path: str, evaluations: Iterable[Evaluation]) -> None:
     """Writes the file, whole or not at all."""
+    # Another name until all is on disk: a process that dies here leaves the old file whole.
     temporary = f"{path}.new"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(to_text(evaluations))

@@ -1,7 +1,7 @@
 """Evaluator: a process that evaluates the checkpoints of a training run.
 
-The evaluator trains nothing and takes part in no run record, so no task waits for it. It needs the run directory. A
-task of the cluster tells it at once that training is over, and takes its order to end training early.
+The evaluator trains nothing and takes part in no run record, so no task waits for the evaluator. Only the run directory
+is needed. With a task of the cluster as ``master`` the end of training is known at once, and can be ordered early.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Evaluator:
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """The evaluations so far, by this process and earlier ones."""
+        """The evaluations so far, by this process and earlier processes."""
         return self._evaluations
 
     @property
@@ -269,7 +269,7 @@ class Evaluator:
         _link_tree(held, place)
 
     def _tidy(self) -> None:
-        """Removes the files of a process that died, and those of the best checkpoint before."""
+        """Removes the files of a process that died, and all but the best checkpoint."""
         shutil.rmtree(self._path(HELD), ignore_errors=True)
         best = self.standing.best
         keep = None if best is None else os.path.basename(self._best_path(best))

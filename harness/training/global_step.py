@@ -1,4 +1,4 @@
-"""The global step: one variable that counts the updates of the whole cluster."""
+"""The global step: a variable that counts the updates of the whole cluster."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def can_count(step: GlobalStep) -> bool:
     """
     if np.issubdtype(step.dtype, np.integer):
         return True
+    # Of ``jnp``: NumPy does not count bfloat16 among the floating types.
     if not jnp.issubdtype(step.dtype, np.floating):
         return False
     if step.op not in _warned:
@@ -83,7 +84,8 @@ def create_global_step(graph: rt.Graph | None = None) -> rt.Variable:
     graph = graph or rt.get_default_graph()
     if get_global_step(graph) is not None:
         raise ValueError("the graph has a global step already: use get_or_create_global_step()")
-    here = contextlib.nullcontext() if graph is rt.get_default_graph() else graph.as_default()  # keeps device scopes
+    # ``as_default`` would end the device scopes of the caller, which place the variable.
+    here = contextlib.nullcontext() if graph is rt.get_default_graph() else graph.as_default()
     with here, graph.name_scope(None):
         return rt.Variable(
             0,

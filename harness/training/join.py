@@ -75,7 +75,7 @@ class Member:
 
     @property
     def is_chief(self) -> bool:
-        """True on the task that initialises and saves: the one of job chief, else worker 0."""
+        """True on the task that initialises and saves: the task of job chief, else worker 0."""
         has_chief = any(job in _CHIEFS for job in self.cluster.jobs)
         return self.job in _CHIEFS or (self.job == "worker" and self.index == 0 and not has_chief)
 
@@ -86,14 +86,15 @@ class Member:
 
     @property
     def number(self) -> int:
-        """The number of this task among those that train, the chief first. It selects a share of the data."""
+        """The number of this task among the training tasks, the chief first: selects a share of the data."""
         before = [job for job in self.cluster.jobs if job in _CHIEFS] if self.job == "worker" else []
         return self.index + sum(self.cluster.num_tasks(job) for job in before)
 
     def device(self) -> AbstractContextManager[None]:
         """Returns a device scope for the graph: variables on the ps, in turn, and all else on this task."""
         if self.server is None:
-            return contextlib.nullcontext()  # it has a graph of its own, on this machine
+            # An evaluator has a graph of its own, on this machine.
+            return contextlib.nullcontext()
         own = f"/job:{self.job}/task:{self.index}"
         if "ps" not in self.cluster.jobs:
             return rt.device(own)
@@ -206,6 +207,7 @@ def find_identity(
         ('worker', 1)
     """
     told = _flags(argv, strict)
+    # A person types flags, so they count before what an engine has put into the environment.
     if told:
         return _from_flags(told)
     if environ.get("TF_CONFIG") and (found := _from_tf_config()):
@@ -288,7 +290,7 @@ def _meant(given: str, found: Mapping[str, str]) -> str:
 
 def _from_flags(told: Mapping[str, str]) -> TaskIdentity:
     hosts = {job: enumerate(told[flag].split(",")) for flag, job in _HOSTS.items() if flag in told}
-    # An address that this task need not know may be left out between its commas.
+    # Of workers that come and go a task need not know the address: it may be left out between its commas.
     cluster = {job: {i: host.strip() for i, host in found if host.strip()} for job, found in hosts.items()}
     if not cluster or "job_name" not in told:
         given = ", ".join(f"--{name}" for name in told)

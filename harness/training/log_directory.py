@@ -1,10 +1,10 @@
 """The lock of a log directory: one job writes there at a time. The chief's session manager takes the lock.
 
-Two jobs in one directory restore and delete each other's checkpoints. Within one job the ps tasks make sure that one
-chief leads, so a chief that has been replaced is no other job, although it still has the lock.
+Two jobs in one directory restore and delete each other's checkpoints. Within a job the ps tasks decide which chief
+leads, so a replaced chief of the same job counts as no other job, although the lock is still with that process.
 
-The lock is of an open file, not of a process. A process loses POSIX's record locks as soon as it closes any other file
-of that name, as a copy of the directory does.
+The lock belongs to an open file, not to a process. A process loses POSIX's record locks as soon as the process closes
+any other file of that name, as a copy of the directory does.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class DirectoryLock:
-    """The lock of a log directory, for one session of a chief. The kernel releases it with the process.
+    """The lock of a log directory, for one session of a chief. The kernel releases the lock with the process.
 
         lock = DirectoryLock()
         while reason := lock.take("/tmp/run", ["ps0:2222"], "model.ckpt"):
             wait(reason)
 
-    ``take`` never waits: the caller does, for as long as it may. Sessions of one process share the lock of a directory.
-    Each has a descriptor of the same open file, and the lock ends with the last of them.
+    ``take`` never waits: the caller does, for as long as the start may take. Sessions of one process share the lock of
+    a directory. Each session has a descriptor of the same open file, and the lock ends with the last descriptor.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,16 @@ class DirectoryLock:
         """Takes the lock and writes the record of the run, unless the chief of another job has the lock.
 
         A file system without locks, or a URL, has the record only, and a full disk the lock only. There is only a
-        warning where one of the two jobs has no cluster, such as a program that restores, or both are of this process.
+        warning where one of the two jobs has no cluster, such as a program that restores, or both jobs are of this
+        process.
 
         Args:
-            directory: Directory of checkpoints and events; it is made where it is missing.
+            directory: Directory of checkpoints and events, made where it is missing.
             tasks: Addresses of the ps tasks of this job, or of the tasks with the variables.
-            series: Name of the series of checkpoints that this job saves; added to those of the record.
+            series: Name of the job's series of checkpoints, added to the series of the record.
 
         Returns:
-            The reason to wait, which names the other job; empty where this job may write.
+            The reason to wait, with the name of the other job; empty where this job may write.
         """
         if not directory:
             return ""
@@ -91,7 +92,7 @@ class DirectoryLock:
         return ""
 
     def _write(self, file: epath.Path, series: str) -> None:
-        """Writes the record of the run, with the tasks of all sessions of this process that share the lock."""
+        """Writes the record of the run, with the tasks of all sessions of this process in the directory."""
         record = {
             "tasks": sorted(self._tasks.union(*(lock._tasks for lock in list(_held) if lock.has(str(file))))),
             "pid": os.getpid(),
@@ -110,14 +111,14 @@ class DirectoryLock:
             logging.warning("the record of the run cannot be written into %s: %s", file, error)
 
     def has(self, path: str) -> bool:
-        """Returns True if this object has the lock of the file that a path leads to now."""
+        """Returns True if this object has the lock of the file at a path."""
         try:
             return self._fd is not None and os.path.samestat(os.fstat(self._fd), os.stat(path))
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Gives the lock back, if this object has one."""
+        """Releases the lock, if this object has the lock."""
         fd, self._fd = self._fd, None
         if fd is not None:
             _held.discard(self)
@@ -129,7 +130,7 @@ _held: set[DirectoryLock] = set()
 
 
 def _share(path: str) -> int | None:
-    """Returns another descriptor of the locked file of this process; None where this process has no lock."""
+    """Returns another descriptor of the locked file of this process; None for none."""
     for lock in list(_held):
         if (fd := lock._fd) is not None and lock.has(path):
             with contextlib.suppress(OSError):  # released just now
@@ -138,7 +139,7 @@ def _share(path: str) -> int | None:
 
 
 def _forget() -> None:
-    """Closes the files in a forked child, which would hold the locks of its parent."""
+    """Closes the files in a forked child, which would prolong the locks of the parent."""
     for lock in list(_held):
         lock.release()
 

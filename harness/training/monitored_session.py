@@ -55,7 +55,7 @@ class Default(enum.Enum):
 
 
 USE_DEFAULT: Final = Default.USE_DEFAULT
-"""Stands for an interval that is not given; setting the other of a pair turns it off."""
+"""The mark of an interval that is not given; the other interval of a pair turns this one off."""
 _SAVE_SECS = 600.0
 _SUMMARY_STEPS = 100
 
@@ -282,7 +282,7 @@ class MonitoredSession:
 
     @property
     def managed(self) -> ManagedSession:
-        """The session that recovers, without hooks. Raises RuntimeError when it is closed."""
+        """The session that recovers, without hooks. Raises RuntimeError after ``close``."""
         if self._session is None:
             raise RuntimeError("Session is already closed.")
         return self._session

@@ -15,7 +15,7 @@ from harness.coordinator import Coordinator, underlying
 
 
 class ClosableQueue(Protocol):
-    """A queue that a queue runner fills: one of the runtime, or any object that can be closed as one."""
+    """A queue of a queue runner: a queue of the runtime, or any object with the same ``close``."""
 
     @property
     def name(self) -> str:
@@ -29,7 +29,7 @@ class ClosableQueue(Protocol):
 
 @runtime_checkable
 class StartsQueueRunners(Protocol):
-    """A session that starts the queue runners of its graph by itself, as a monitored session does."""
+    """A session that starts the queue runners of the graph, as a monitored session does."""
 
     starts_queue_runners: bool
 
@@ -83,7 +83,8 @@ class QueueRunner:
         self._rounds = rounds
         self._lock = threading.Lock()
         self._running: dict[rt.Session, int] = {}
-        self._through: weakref.WeakSet[rt.Session] = weakref.WeakSet()  # where all rounds were added
+        # Sessions in which all rounds were added: a second call must not add them again.
+        self._through: weakref.WeakSet[rt.Session] = weakref.WeakSet()
         self._raised: list[BaseException] = []
 
     @property
@@ -109,16 +110,16 @@ class QueueRunner:
     def create_threads(
         self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Makes a thread for each enqueue operation, and one that cancels when the coordinator stops.
+        """Makes a thread for each enqueue operation, and a thread that cancels at a stop.
 
         Args:
             sess: Session of the threads.
-            coord: Coordinator that receives their errors and stops them.
+            coord: Coordinator that receives the errors of the threads and stops the threads.
             daemon: True for threads that may be left behind when the process ends.
             start: True to start the threads.
 
         Returns:
-            The threads; none while those of an earlier call for this session run, or after these have added all rounds.
+            The threads; none while threads of an earlier call for this session run, or have added all rounds.
         """
         with self._lock:
             if self._running.get(sess, 0) > 0 or sess in self._through:
@@ -171,11 +172,13 @@ class QueueRunner:
                     del self._running[sess]
                     if through and self._rounds is not None:
                         self._through.add(sess)
+            # The last thread closes, outside the lock: the queue's task may be slow to answer.
             if through and last:
                 self._close(sess, self._close_op)
 
     def _cancel_on_stop(self, sess: rt.Session, coord: Coordinator) -> None:
         coord.wait_for_stop()
+        # In the session underneath: a managed one runs nothing more after the stop of a failure.
         self._close(underlying(sess), self._cancel_op)
 
     def _close(self, sess: rt.Session, op: rt.Operation) -> None:

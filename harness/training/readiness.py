@@ -22,7 +22,7 @@ _COLLECTION = "bellwether_ready"
 _T = TypeVar("_T")
 
 Element: TypeAlias = rt.Tensor | rt.Operation | rt.Variable | str
-"""What a session can run: an operation, a tensor or variable, or the name of one."""
+"""A fetch of a session: an operation, a tensor or variable, or a name."""
 Feeds: TypeAlias = Mapping[Any, object]
 """Values by tensor, variable or name; Any, as a mapping's keys are all of one type."""
 
@@ -51,10 +51,12 @@ def operations(graph: rt.Graph) -> tuple[rt.Tensor, rt.Tensor, rt.Tensor]:
         RuntimeError: The graph is finalized and lacks the tensors.
     """
     variables = graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
+    # The graph may have got more variables since the last call: then new operations are made.
     for count, made in graph.get_collection(_COLLECTION):
         if count == len(variables):
             found: tuple[rt.Tensor, rt.Tensor, rt.Tensor] = made
             return found
+    # Outside the caller's scopes: a device, a dependency or a prefix of theirs is not meant for these operations.
     with graph.as_default(), rt.device(None), rt.control_dependencies(None), rt.name_scope(None):
         missing = rt.report_uninitialized_variables(variables, name="global_variables_missing")
         secs = rt.placeholder(np.float32, [], name="global_variables_await_secs")
@@ -193,7 +195,8 @@ def saver(graph: rt.Graph) -> CheckpointSaver | None:
     """Returns a saver of all variables; None when there are none."""
 
     def make() -> CheckpointSaver:
-        from harness.checkpoints.saver import Saver  # Orbax takes its time to be imported: only where it is used
+        # Imported here, as Orbax takes long to import and only a chief needs a saver.
+        from harness.checkpoints.saver import Saver
 
         return Saver()
 
@@ -218,13 +221,15 @@ def write_graph_text(graph: rt.Graph, directory: str) -> None:
 
     from harness.tensorboard.graph_def import graph_def
 
-    folder = epath.Path(directory)  # which may be gs://bucket/run
+    # The directory may be a URL of a cloud store, such as gs://bucket/run.
+    folder = epath.Path(directory)
     path, unfinished = folder / "graph.pbtxt", folder / "graph.pbtxt.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text_format.MessageToString(graph_def(graph)))
         unfinished.replace(path)
-    except OSError as error:  # it is for people to look at: no training depends on it
+    except OSError as error:
+        # The text is for people to read: no training depends on it.
         logging.warning("%s is not written: %s", path, error)
         with contextlib.suppress(OSError):
             unfinished.unlink()

@@ -102,6 +102,7 @@ class Scaffold:
                 setattr(self, name, make(graph))
         if self.ready_for_local_init_op is None and self.local_init_op is not None:
             self.ready_for_local_init_op = readiness.ready_for_local_init_op(graph)
+        # From here on a training step cannot add to the graph by mistake, which would slow each step.
         graph.finalize()
         return self
 
@@ -287,6 +288,7 @@ class OwnSessionCreator(TrainingSessionCreator):
 
     def __init__(self, creator: OpensSessions) -> None:
         super().__init__(max_wait_secs=math.inf)
+        # Instance attributes, as the methods belong to the user's object.
         self.create_session = creator.create_session  # type: ignore[method-assign]
         self.bare_session = creator.create_session  # type: ignore[method-assign]
         self.checkpoint_dir = getattr(creator, "checkpoint_dir", None)
@@ -295,4 +297,4 @@ class OwnSessionCreator(TrainingSessionCreator):
         """Prepares nothing: the user's creator knows how to open a session."""
 
     def records(self) -> None:
-        """Returns None: the other tasks do not know of this one."""
+        """Returns None: the run records are unknown to a creator of the user's own."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from harness.checkpoints.saver import SaveHandle
 
 _LOGGED_RATES = 10
-"""How many step rates are logged; where there are events, these go on."""
+"""Number of step rates that are logged; the events get all."""
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class BackgroundSaver(Protocol):
     """A saver that can save while training continues; the user's own saver need not.
 
     Attributes:
-        skipped: Number of saves that were due while another one ran.
+        skipped: Number of saves that came due during another save.
     """
 
     skipped: int
@@ -77,7 +77,7 @@ class EventWriter(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one series, saved when the step or a variable has changed since the last one.
+    """The checkpoints of one series, saved when the step or a variable has changed.
 
     Args:
         saver: The saver.
@@ -114,7 +114,7 @@ class Checkpoints:
         """Saves and waits for the end of the save.
 
         Returns:
-            Path of the checkpoint; None when the last one holds all there is.
+            Path of the checkpoint; None when the last checkpoint holds all values.
 
         Raises:
             PermissionDeniedError: Another chief has taken the lead.
@@ -129,7 +129,7 @@ class Checkpoints:
             return path
 
     def begin(self, session: rt.Session) -> None:
-        """Begins to save while training continues. A save is skipped while another one is running.
+        """Begins to save while training continues; a save under way lets this one be skipped.
 
         Raises:
             PermissionDeniedError: Another chief has taken the lead.
@@ -169,7 +169,7 @@ class Checkpoints:
             self._running.wait(secs)
 
     def skip(self, count: int) -> None:
-        """Counts saves that were due while another one was running."""
+        """Counts saves that came due during another save."""
         logging.info("%d saves were due while the last one was running: skipped", count)
         if isinstance(self._saver, BackgroundSaver):
             self._saver.skipped += count
@@ -335,7 +335,7 @@ def costs_one_checkpoint(session: rt.Session) -> Iterator[None]:
 
 
 def _raise_if_replaced(error: Exception, raw: rt.Session, session: rt.Session) -> None:
-    """Raises AbortedError if another thread's recovery has closed the session that was used."""
+    """Raises AbortedError if a recovery in another thread has closed the used session."""
     if raw is not underlying(session):
         raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
 
@@ -352,7 +352,7 @@ class CheckpointThread(LooperThread):
         self._late = False
 
     def run_loop(self) -> None:
-        """Saves; a lost task or a full disk costs this one checkpoint, not the training."""
+        """Saves, and skips the next call where this save took longer than the interval."""
         # LooperThread makes up for a call whose time passed while a save was running. That call is skipped, so that a
         # save that takes longer than its interval does not fill the time.
         if self._late:
@@ -395,7 +395,7 @@ class Summaries:
         self._needs_feed = False
 
     def write(self, session: rt.Session) -> None:
-        """Writes one summary. An operation that needs a feed is logged once and not run again."""
+        """Writes one summary. An operation that needs a feed is logged once, and then left out."""
         if self._needs_feed:
             return
         try:

@@ -19,8 +19,9 @@ _LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows
 def shorten(error: BaseException) -> None:
     """Makes Python print the short traceback of an error that nothing catches.
 
-    A program with its own ``sys.excepthook`` continues to print tracebacks in its own way.
+    A program with another ``sys.excepthook`` continues to print tracebacks with that.
     """
+    # A debugger or a notebook has set a hook of its own, which knows better how to print.
     show = sys.excepthook
     if show is not sys.__excepthook__ or os.environ.get(VARIABLE) == "full":
         return
@@ -53,6 +54,7 @@ def _leave_out_ours(told: traceback.TracebackException) -> None:
     for each in (told.__cause__, told.__context__):
         if each is not None:
             _leave_out_ours(each)
+    # A cause without a frame of the program is detail of the library; the message of the error says it.
     if told.__cause__ is not None and not told.__cause__.stack:
         told.__cause__, told.__suppress_context__ = None, True
     if told.__context__ is not None and not told.__context__.stack:

@@ -1,4 +1,4 @@
-"""What a hook is: code that a monitored session calls around its life and around every step."""
+"""The base of hooks: code that a monitored session calls around its life and around every step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SessionRunContext:
 
 
 class SessionRunHook:
-    """Base of all hooks, with methods that do nothing."""
+    """Base of all hooks; the methods do nothing."""
 
     def begin(self) -> None:
         """Adds to the graph. The call comes once, before the session is made and the graph is final."""
@@ -77,7 +77,7 @@ class SessionRunHook:
         """Begins a session. The call comes with every new session, also after a recovery."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Returns the hook's addition to the step that comes next; None for nothing."""
+        """Returns the addition of the hook to the next step; None for nothing."""
         return None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -142,7 +142,7 @@ class FollowsLeader(Protocol):
     """A hook that acts only while the chief leads.
 
     Attributes:
-        leads: Returns True while this chief leads; a monitored session sets this function.
+        leads: Function that returns True while this chief leads; set by a monitored session.
     """
 
     leads: Callable[[], bool]
@@ -153,7 +153,7 @@ class StopsEverybody(Protocol):
     """A hook that may end training on all tasks.
 
     Attributes:
-        stop_everybody: Orders all tasks of the run to stop, with a reason; a monitored session sets this function.
+        stop_everybody: Function that orders all tasks of the run to stop, with a reason; set by a monitored session.
     """
 
     stop_everybody: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""The hook that saves checkpoints, and the listeners that it calls. A monitored session calls the hook."""
+"""The hook that saves checkpoints, and the base of its listeners. A monitored session calls the hook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointSaverListener:
-    """Base of the listeners of a ``CheckpointSaverHook``, with methods that do nothing."""
+    """Base of the listeners of a ``CheckpointSaverHook``; the methods do nothing."""
 
     def begin(self) -> None:
         """Begins the listener, in the hook's ``begin``."""
@@ -90,7 +90,7 @@ class CheckpointSaverHook(EventsHook):
         self._timer = SecondOrStepTimer(save_secs, save_steps)
         self._checkpoints: Checkpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
-        """Asked before each save whether this chief still leads; a monitored session sets it."""
+        """Function that returns True while this chief leads; set by a monitored session, called before each save."""
         self._soon = threading.Event()
 
     def begin(self) -> None:

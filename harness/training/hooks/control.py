@@ -27,7 +27,7 @@ _STATE = "early_stopping"
 class StopAtStepHook(GlobalStepHook):
     """A hook that stops training at a global step.
 
-    Several workers end a little above that step, because each finishes its step under way.
+    Several workers end a little above that step, because each worker finishes the step under way.
 
     Args:
         num_steps: Steps to train from the step of the first session on; exactly one of this and ``last_step``.
@@ -48,7 +48,7 @@ class StopAtStepHook(GlobalStepHook):
         self._last_step = last_step
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Counts from the first session's step; stops a run that is past its last step."""
+        """Counts from the first session's step; stops a run past the last step."""
         step = int(session.run(self._step))
         if self._last_step is None:
             assert self._num_steps is not None
@@ -131,6 +131,7 @@ class EarlyStoppingHook(GlobalStepHook):
         """
         from harness.checkpoints import layout, manifest, states
 
+        # Keyed by the task: two sessions of one process may train on two tasks, as tests do.
         states.checkpointable(_STATE, self._state, self._set_state, task=session.target or session.task)
         if self._seen or checkpoint_dir is None:
             return
@@ -167,6 +168,7 @@ class EarlyStoppingHook(GlobalStepHook):
         if self._next_step is not None and step < self._next_step:
             return
         self._next_step = step + self._every
+        # A chief that was replaced must not stop the run of the next chief.
         if not self.leads():
             return
         value = float(self._metric(run_context.session) if callable(self._metric) else run_values.results[1])

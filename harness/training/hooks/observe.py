@@ -133,6 +133,7 @@ class StepCounterHook(EventsHook):
             self._timer.update_last_triggered_step(step)
             assert self._counter is not None
             self._counter.count(step, time.monotonic())
+        # Few warnings: a program may mean it. The graph is searched once for each set of fetches.
         stands = step == self._last and self._warnings < _STANDING_WARNINGS
         if stands and self._trains(run_context.original_args.fetches):
             self._warnings += 1
@@ -151,7 +152,7 @@ class StepCounterHook(EventsHook):
 
 
 def _writes(operations: Iterable[rt.Operation]) -> bool:
-    """Returns True if a step that fetches these operations writes a variable."""
+    """Returns True if a step with these operations writes a variable."""
     waiting, seen = list(operations), set()
     while waiting:
         op = waiting.pop()
@@ -217,6 +218,7 @@ class SummarySaverHook(EventsHook):
         """Writes the summary that was fetched."""
         step = int(run_values.results["step"])
         if self._requested and self.writer is not None:
+            # The mark makes TensorBoard forget later points of a run that crashed.
             if self._next is None:
                 self.writer.add_session_log("START", step)
             self._timer.update_last_triggered_step(step)
