@@ -1,12 +1,12 @@
 """The holder of backups: a task keeps an image of its neighbour, so that the neighbour can go on after its death.
 
-A task is described by entries: names, each with a few words (JSON) and some arrays. Its *image* is all of them as of
-one instant. The task, the *primary*, sends what has changed since the last image; the holder completes a new image from
-that, or keeps the one before: an image is whole or absent. The holder does not know what the entries mean.
+A task is described by entries: names, each with a few words (JSON) and some arrays. Its *image* is all entries as of
+one instant. The task, the *primary*, sends the changes since the last image; the holder completes a new image from
+that, or keeps the image before: an image is whole or absent. The holder does not know the meaning of entries.
 
 A process that starts as a task draws a random process id. The process that introduced itself last, or took the image up
-last, is the primary. What an earlier process of the task (a frozen one that was replaced) still sends is refused, also
-when that process has not sent anything before.
+last, is the primary. Messages of an earlier process of the task (frozen and replaced, say) are refused, also the first
+message of such a process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHUNK_BYTES = 64 << 20
 """Bytes of arrays after which a message ends and the next one begins."""
 
 _PROCESSES_KEPT = 64
-"""Process ids remembered of one task."""
+"""Most process ids that are remembered of a task."""
 
 Header = dict[str, Any]
 REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
@@ -38,8 +38,8 @@ class Entry:
     """A part of a task.
 
     Attributes:
-        meta: what JSON can say.
-        arrays: numpy arrays that nobody changes.
+        meta: a value that JSON can say.
+        arrays: numpy arrays that are never changed.
     """
 
     meta: Any
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays; strings count as nothing."""
+        """Bytes of the arrays, without arrays of strings."""
         return sum(0 if a.dtype == object else a.nbytes for a in self.arrays)
 
 
@@ -56,10 +56,10 @@ class BackupImage:
     """A task as of one instant.
 
     Attributes:
-        version: counts the task's updates.
-        about: what the holder hands to the process that asks for the image.
-        unusable_because: why the task cannot go on from it; empty when it can.
-        entries: by name.
+        version: number of the task's updates at that instant.
+        about: facts of the primary for the process that requests the image.
+        unusable_because: the reason why the task cannot continue from the image; empty if the task can.
+        entries: the entries by name.
     """
 
     version: int
@@ -69,7 +69,7 @@ class BackupImage:
 
 
 def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[str, Entry]]:
-    """Splits entries into messages, at least one, each of ``limit`` bytes at most unless one entry alone has more."""
+    """Splits entries into one or more messages of at most ``limit`` bytes, or of one larger entry."""
     messages: list[dict[str, Entry]] = [{}]
     size = 0
     for name, entry in entries.items():
@@ -82,18 +82,18 @@ def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[
 
 
 def packed(entries: Mapping[str, Entry]) -> tuple[list[Any], list[Array]]:
-    """Entries as a part of a header and a row of arrays; ``unpacked`` is the way back."""
+    """Returns entries as a part of a header and a row of arrays; ``unpacked`` is the way back."""
     table = [[name, entry.meta, len(entry.arrays)] for name, entry in entries.items()]
     return table, [array for entry in entries.values() for array in entry.arrays]
 
 
 def unpacked(table: Sequence[Any], arrays: Sequence[Array], *, copy: bool = True) -> dict[str, Entry]:
-    """The entries that ``packed`` packed.
+    """Returns the entries that ``packed`` packed.
 
     Args:
-        table: of the header.
-        arrays: all of them.
-        copy: the arrays lie in memory that will be used again.
+        table: the part of the header.
+        arrays: the row of arrays.
+        copy: True if the memory of the arrays will be used again.
     """
     rest = iter(arrays)
     found = {}
@@ -104,13 +104,13 @@ def unpacked(table: Sequence[Any], arrays: Sequence[Array], *, copy: bool = True
 
 
 class BackupHolder:
-    """Holds the images of other tasks, by their names. Thread safe.
+    """The images of other tasks, by the tasks' names. Thread safe.
 
-    Memory: one image of each, and while a new one comes in what has changed in it.
+    Memory: one image of each task, and the changes of an image that is on its way.
 
     Args:
-        audit: log of the task that holds them.
-        check: raises PermissionDeniedError unless who is calling is the task of this name.
+        audit: log of the task that holds the images.
+        check: raises PermissionDeniedError unless the caller is the task of this name.
     """
 
     def __init__(self, audit: AuditLog | None = None, check: Callable[[str], None] = lambda task: None) -> None:
@@ -123,7 +123,7 @@ class BackupHolder:
         """By task, the process ids that were introduced; the last one is that of the primary."""
 
     def answer_message(self, message: Sequence[Array]) -> list[Array]:
-        """Answers a message as it travels: see ``packed_message``."""
+        """Answers a message in the form of ``packed_message``."""
         return packed_message(*self.answer(*read_message(message)))
 
     def answer(self, header: Header, arrays: Sequence[Array]) -> tuple[Header, list[Array]]:
@@ -144,12 +144,12 @@ class BackupHolder:
             self._audit.write(action, peer="", what=task, outcome=outcome)
 
     def image(self, task: str) -> BackupImage | None:
-        """What is kept of a task."""
+        """Returns the image of a task; None without an image."""
         with self._lock:
             return self._images.get(task)
 
     def drop_all(self) -> None:
-        """Forgets all images: what they show is about to be replaced. New ones come whole."""
+        """Forgets all images, as the state of the tasks is about to be replaced. New images come whole."""
         with self._lock:
             self._images.clear()
             self._coming.clear()
@@ -211,11 +211,11 @@ class BackupHolder:
 
 
 def packed_message(header: Header, arrays: Sequence[Array]) -> list[Array]:
-    """A header and arrays as one row of arrays; ``read_message`` is the way back."""
+    """Returns a header and arrays as one row of arrays; ``read_message`` is the way back."""
     return [np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays]
 
 
 def read_message(row: Sequence[Array]) -> tuple[Header, Sequence[Array]]:
-    """The header and the arrays of a ``packed_message``."""
+    """Returns the header and the arrays of a ``packed_message``."""
     header: Header = json.loads(row[0].tobytes())
     return header, row[1:]

@@ -1,9 +1,11 @@
 """The image of a task for its backup, and how another process becomes that task.
 
-In an image are the variables, the run record (with whom the task obeys), the stages that sessions have registered, the
-last answer of each lane, and which steps may be half done (the gate's memory). Not in it are what waits for somebody
-(queues, accumulators, quorums: with those a task has no backup), tensors that are held for other tasks, and orders of
-a checkpoint that is under way: those steps and orders fail with AbortedError, which a session that recovers makes good.
+An image has the variables, the run record (with the leadership that the task obeys), the stages that sessions have
+registered, the last answer of each lane, and the steps that may be half done (the memory of the gate).
+
+Queues, accumulators and quorums are not in an image, because calls wait in them: a task with one of these has no
+backup. Tensors that are held for other tasks and orders of a checkpoint under way are left out, too: these steps and
+orders fail with AbortedError, and a session that recovers repeats them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _SESSIONS, _RUN, _STEPS = "sessions", "run", "steps"
 
 
 def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
-    """References to all that the backup of a task needs; no update may be under way."""
+    """Returns references to the state that the backup of a task needs; no update may be under way."""
     held, run, resources = worker.store.hold()
     slots = [slot for slot, _ in held]
 
@@ -63,7 +65,7 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
 
 
 def _unusable_because(run: Mapping[str, Any], resources: Sequence[str]) -> str:
-    """Why a task cannot have a backup now; ``resources``: their keys, see ``runtime.kernels.resources.named``."""
+    """Returns the reason why a task cannot have a backup now; ``resources`` are keys of the store."""
     if run["phase"] == LOADING:
         return "its variables are being given values"
     if run["phase"] == FINISHED:
@@ -75,15 +77,15 @@ def _unusable_because(run: Mapping[str, Any], resources: Sequence[str]) -> str:
 
 
 def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey, Answered]:
-    """Makes an empty worker what an image shows.
+    """Fills an empty worker from an image.
 
     Args:
-        worker: of this process.
-        image: of an earlier process of the same task.
-        takeovers: how often the task has gone on from its backup, this time included.
+        worker: the worker of this process.
+        image: the image of an earlier process of the same task.
+        takeovers: number of times that the task has continued from its backup, this time included.
 
     Returns:
-        By lane, what it was answered last.
+        The last answer on each lane.
     """
     values: dict[tuple[str, str], tuple[Any, TensorSpec]] = {}
     answered: dict[LaneKey, Answered] = {}
@@ -117,12 +119,15 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
 
 
 def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, process_id: int) -> BackupImage | str:
-    """Requests the backup of a task from its holder, message by message; gives the reason when there is none.
+    """Requests the backup of a task from its holder, message by message.
 
     Args:
-        take: sends a message and gives its answer.
-        task: whose backup.
-        process_id: of this process.
+        take: sends a message and returns the answer.
+        task: name of the task.
+        process_id: random number of this process.
+
+    Returns:
+        The image, or the reason why the holder has no usable image.
     """
     entries: dict[str, Entry] = {}
     index = 0

@@ -1,11 +1,11 @@
-"""The primary of a backup: a task counts its updates, sends what they changed, and lets nobody run too far ahead.
+"""The primary of a backup: a task counts its updates, sends the changes, and bounds the lag of the backup.
 
     update --> counted --> reply, unless more than ``lag`` updates would not be in the backup then
-                  |--> a thread takes an image (references, microseconds), sends what changed, notes what has arrived
+                  |--> a thread takes an image (references, microseconds), sends the changes, notes their arrival
 
-With ``lag=0`` the reply to an update waits until the backup has it. An image is taken between updates, never in the
-middle of one, and holds with the variables also what was answered on each lane: an update is in it together with its
-answer or not at all, so that one which is sent again after a restart is applied exactly once.
+With ``lag=0`` the reply to an update waits until the backup has the update. An image is taken between updates, never
+during an update, and has the last answer of each lane beside the variables. So an image has an update together with its
+answer or not at all, and an update that is sent again after a restart is applied exactly once.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from runtime.wire.connection import current_call
 from runtime.wire.listener import Reply
 
 DEFAULT_LAG = 100
-"""How many updates may be lost by default."""
+"""Updates that may be lost by default."""
 SETTLE_SECS = 30.0
-"""An order has failed if the backup has not got it and nothing more has reached the holder for so long."""
+"""Seconds without an answer of the holder after which an order that is not in the backup has failed."""
 LANE_MEMORY_SECS = 600.0
-"""How long the last answer of a lane that is not used is kept."""
+"""Seconds for which the last answer of an idle lane is kept."""
 _TRIES = 3
 _DRAIN_SECS = 0.05
 _SHARE = 9.0
 """The pause between two sendings that nobody waits for, as a multiple of the time that the last sending took."""
 _LEAST_SECS, _MOST_SECS = 0.01, 1.0
-"""The shortest and the longest such pause."""
+"""The shortest and the longest such pause, seconds."""
 _FIRST_BACKOFF_SECS, _LAST_BACKOFF_SECS = 0.05, 0.5
 _WAIT_SECS = 1.0
 _CHECK_SECS = 1.0
-"""How often the holder is asked whether it still has the backup when there is nothing to send."""
+"""Seconds between two messages that check the backup at the holder when there is nothing to send."""
 
 Send = Callable[[Header, Sequence[Array]], tuple[Header, Sequence[Array]]]
-"""``(header, arrays) -> header, arrays``: sends a message and gives its answer."""
+"""``(header, arrays) -> header, arrays``: sends a message and returns the answer."""
 LaneKey = tuple[int, int]
 """(client, lane)."""
 
@@ -52,7 +52,7 @@ class CapturedEntry:
     """One entry of a task as of an instant, not yet encoded.
 
     Attributes:
-        token: the same object, or an equal string or number, as long as the entry has not changed.
+        token: the same object, or an equal string or number, while the entry is unchanged.
         load: makes the entry.
     """
 
@@ -65,9 +65,9 @@ class Capture:
     """A task as of one instant, by reference.
 
     Attributes:
-        unusable_because: why it cannot have a backup now; empty when it can.
-        parts: by name.
-        release: gives the references back.
+        unusable_because: the reason why the task cannot have a backup now; empty if it can.
+        parts: the entries by name.
+        release: releases the references.
     """
 
     unusable_because: str
@@ -80,9 +80,9 @@ class Answered:
     """The last update that came on a lane.
 
     Attributes:
-        seq: its number on the lane.
+        seq: number of the update on the lane.
         reply: the answer.
-        at: ``time.monotonic()``.
+        at: ``time.monotonic()`` of the answer.
     """
 
     seq: int
@@ -91,12 +91,12 @@ class Answered:
 
 
 class ImageSender:
-    """Sends images of a task to the holder of its backup, message by message. Used by one thread.
+    """The sender of a task's images to the holder of its backup. One thread uses the sender.
 
     Args:
         task: the task.
         process_id: random number of this process.
-        about: what a later process of the task needs to know before it can use the backup.
+        about: facts that a later process of the task needs before the use of the backup.
         send: sends a message to the holder and returns its answer.
         chunk_bytes: bytes of arrays in one message.
 
@@ -116,7 +116,7 @@ class ImageSender:
         """Sends the entries that have changed since image ``base``, or all if that is None.
 
         Returns:
-            Why the holder has refused the image, as one of its ``REFUSED_...``; empty when the holder has it.
+            The reason for which the holder has refused the image, a ``REFUSED_...``; empty if the holder has the image.
         """
         messages = chunks(changed, self._chunk_bytes)
         for index, chunk in enumerate(messages):
@@ -138,16 +138,16 @@ class ImageSender:
 
 
 class Primary:
-    """Keeps the backup of one task up to date. ``start`` starts its thread.
+    """The side of the task whose backup another task holds. ``start`` starts the thread that sends.
 
     Args:
         task: the task.
         holder: name of the task that holds the backup.
-        lag: how many updates may have been answered that are not in the backup.
+        lag: most updates that were answered and are not in the backup.
         process_id: random number of this process.
-        about: what a later process of the task needs to know before it can use the backup.
-        capture: takes references to all of the task; called when no update is under way.
-        send: sends a message to the holder and gives its answer.
+        about: facts that a later process of the task needs before the use of the backup.
+        capture: takes references to the state of the task; called while no update is under way.
+        send: sends a message to the holder and returns the answer.
         fenced: called when another process has taken the task's place.
         chunk_bytes: bytes of arrays in one message.
     """
@@ -198,7 +198,7 @@ class Primary:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; what is not in the backup yet is sent if that takes no time."""
+        """Stops the thread; updates that are not in the backup are sent before if that takes at most a second."""
         with self._lock:
             self._urgent += 1
             self._work.notify()
@@ -216,10 +216,10 @@ class Primary:
         """Runs a call that changes the task, and waits until its reply may be given.
 
         Args:
-            run: runs it; counts by ``count`` if it is an update.
-            client: who calls.
-            gated: an update of variables that does not wait for anybody. What is not is no update but an order: its
-                reply waits until the backup has all of it, whatever the lag.
+            run: runs the call, and calls ``count`` for an update.
+            client: the session of the caller.
+            gated: True for an update of variables that waits for no other worker. Every other call is an order, whose
+                reply waits until the backup has all of the order, whatever the lag.
 
         Raises:
             AbortedError, UnavailableError: as ``_wait_for``.
@@ -253,7 +253,7 @@ class Primary:
         return self._replicated >= version or bool(self._lost) or self._closed
 
     def _wait_for(self, version: int, patience_secs: float | None = None) -> None:
-        """Waits, holding the lock, until the backup has a version; a lost holder holds nobody up.
+        """Waits, holding the lock, until the backup has a version; does not wait for a lost holder.
 
         This is the one wait of updates and orders.
 
@@ -262,8 +262,8 @@ class Primary:
             patience_secs: time without an answer of the holder after which the wait has failed; None for no limit.
 
         Raises:
-            AbortedError: another process has taken the place of this one.
-            UnavailableError: the backup has not got the version in time, or before the task stopped.
+            AbortedError: Another process has taken the place of this one.
+            UnavailableError: The version was not in the backup in time, or before the task stopped.
         """
         if not self._has(version):
             began = time.monotonic()
@@ -288,11 +288,11 @@ class Primary:
                 self._work.notify()
 
     def _soon(self) -> int:
-        """How many updates that are not taken yet make a sending urgent."""
+        """Returns the number of updates outside an image that makes the next image urgent."""
         return max(1, self.lag // 2)
 
     def settle(self, patience_secs: float = SETTLE_SECS) -> None:
-        """Waits until the backup has everything so far; arguments and errors as of ``_wait_for``."""
+        """Waits until the backup has all updates so far; arguments and errors as of ``_wait_for``."""
         with self._lock:
             self._urgent += 1
             self._work.notify()
@@ -302,26 +302,26 @@ class Primary:
                 self._urgent -= 1
 
     def forget(self, client: int) -> None:
-        """A client has said goodbye: it will repeat nothing."""
+        """Forgets the answers to a client that has said goodbye and will repeat no call."""
         with self._lock:
             for key in [key for key in self._answered if key[0] == client]:
                 del self._answered[key]
 
     def inherit(self, answered: Mapping[LaneKey, Answered]) -> None:
-        """Takes over what an earlier process of the task has answered."""
+        """Takes over the answers of an earlier process of the task."""
         with self._lock:
             self._answered.update(answered)
 
     @property
     def problem(self) -> str:
-        """Why the task could not go on from its backup now; empty when it could."""
+        """The reason why the task could not continue from its backup now; empty if it could."""
         with self._lock:
             if self._lost:
                 return f"no backup at {self.holder}: {self._lost}"
             return self._unusable_because
 
     def values(self) -> dict[str, float]:
-        """The figures of the backup; the greatest lag is that since the last call. Steps, bytes and seconds."""
+        """Returns the figures of the backup in updates, bytes and seconds; the greatest lag since the last call."""
         with self._lock:
             lag = self._version - max(self._replicated, 0)
             most, self._most_lag = max(self._most_lag, lag), lag
@@ -379,7 +379,7 @@ class Primary:
             return False
 
     def _replicate(self) -> None:
-        """Brings the backup up to date; when the holder has lost the last image, with a whole new one."""
+        """Brings the backup up to date, with a whole image if the holder has lost the last image."""
         for _ in range(_TRIES):
             taken = self._take()
             if taken is None or self._sent_image(*taken) or self._closed:
@@ -387,7 +387,7 @@ class Primary:
             self._tokens = None
 
     def _sent_image(self, version: int, capture: Capture) -> bool:
-        """Sends what has changed; returns whether the holder has the image now."""
+        """Sends the entries that have changed; returns True if the holder has the image now."""
         known = self._tokens
         try:
             tokens = {name: part.token for name, part in capture.parts.items()}
@@ -421,7 +421,7 @@ class Primary:
         return True
 
     def _take(self) -> tuple[int, Capture] | None:
-        """References to all of the task between two updates; None when one is under way that takes long."""
+        """Returns references to the task between two updates; None if an update under way takes long."""
         with self._lock:
             self._paused = True
             try:

@@ -1,4 +1,4 @@
-"""Takeover: which task holds whose backup, and how a process that starts goes on from one."""
+"""Takeover: the holder of each task's backup, and the start of a process from a backup."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from runtime.task.worker import Worker
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a process takes over from the process before it, beside what lies in its worker.
+    """The state that a process takes over from the process before, beside the state of the worker.
 
     Attributes:
-        incarnation: what its peers know it by.
-        takeovers: how often it has gone on from its backup, this time included.
-        answered: by lane, the last answer.
+        incarnation: the number by which peers know the task.
+        takeovers: number of times that the task has continued from its backup, this time included.
+        answered: the last answer on each lane.
     """
 
     incarnation: int
@@ -32,10 +32,12 @@ class Resumed:
 
 
 def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
-    """Name of the task that holds the backup of ``task``: the next one of its job; empty without backups.
+    """Returns the name of the task that holds the backup of ``task``: the next task of the job.
+
+    The name is empty without backups.
 
     Raises:
-        InvalidArgumentError: there is no next task, or a number is out of range.
+        InvalidArgumentError: There is no next task, or a number is out of range.
     """
     if backups not in (0, 1):
         raise InvalidArgumentError(f"ps_backups={backups}: a task has one backup (1) or none (0)", task=str(task))
@@ -53,13 +55,13 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
 
 
 def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed | None:
-    """Goes on from the backup that the holder has of this task, if it has one; says what it does.
+    """Continues from the backup of this task, if the holder has a usable image, and logs the outcome.
 
     Args:
-        worker: empty still.
+        worker: the worker of this process, still empty.
         holder: name of the task that holds the backup.
         process_id: random number of this process.
-        send: sends a message to the holder.
+        send: sends a message to the holder and returns the answer.
     """
     began = time.monotonic()
     try:

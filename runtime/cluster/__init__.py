@@ -1,1 +1,1 @@
-"""Who is in the cluster: its tasks, their addresses and devices, and the engines that tell them."""
+"""The cluster: its tasks, their addresses and devices, and the engines that describe a cluster."""

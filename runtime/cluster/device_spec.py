@@ -1,4 +1,4 @@
-"""Device names: their spellings, their parts, and how one name completes another."""
+"""Device names: their spellings, their parts, and the completion of one name by another."""
 
 import functools
 import re
@@ -13,17 +13,17 @@ SHORT_TYPES = frozenset({"CPU", "GPU", "TPU"})
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A device name in parts; None in a part means that any will do.
+    """A device name in parts; None in a part means any.
 
     Attributes:
-        job: such as "worker".
-        replica: always 0 in what ran; kept because names from TF1 have it.
+        job: name of the job, such as "worker".
+        replica: 0 or None; a part of names from TF1.
         task: index in the job.
         device_type: "CPU", "GPU" ... (made upper case).
         device_index: number among the task's devices of that type.
 
     Raises:
-        InvalidArgumentError: a part that cannot be in a device name, or an index without a type.
+        InvalidArgumentError: A part is invalid in a device name, or an index has no type.
     """
 
     job: str | None = None
@@ -55,26 +55,26 @@ class DeviceSpec:
             /job:worker/replica:0/task:1/device:GPU:0    /job:worker/task:1/gpu:0    /job:ps    /cpu    /device:CPU:*
 
         Raises:
-            InvalidArgumentError: it is not a device name; the text tells which part.
+            InvalidArgumentError: The text is not a device name; the error names the part.
         """
         return _parse(name)
 
     def to_string(self) -> str:
-        """The short form, '/job:worker/task:1/cpu:0'; empty when no part is set."""
+        """Returns the short form, '/job:worker/task:1/cpu:0'; empty without parts."""
         return self._format(short=True)
 
     def full_string(self) -> str:
-        """The full form, '/job:worker/replica:0/task:1/device:CPU:0'; parts that are not set are left out."""
+        """Returns the full form, '/job:worker/replica:0/task:1/device:CPU:0', without parts that are not set."""
         return replace(self, replica=self.replica or 0)._format(short=False) if self.job else self._format(short=False)
 
     def merge(self, inner: "DeviceSpec") -> "DeviceSpec":
-        """What `inner` asks for, and this spec where it does not say, part by part."""
+        """Returns the parts of `inner`, completed by the parts of this spec."""
         if inner == ANYWHERE:
             return self
         return replace(self, **{part: value for part, value in vars(inner).items() if value is not None})
 
     def __str__(self) -> str:
-        """The short form."""
+        """Returns the short form."""
         return self.to_string()
 
     def _format(self, short: bool) -> str:
@@ -89,7 +89,7 @@ class DeviceSpec:
 
 
 ANYWHERE = DeviceSpec()
-"""No part is set."""
+"""The device name without parts."""
 
 
 @functools.lru_cache(maxsize=4096)

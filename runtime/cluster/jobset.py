@@ -24,11 +24,11 @@ LABELS = {
 
 
 class JobSetClusterResolver(ClusterResolver):
-    """Reads the environment of a pod of a JobSet, and asks nobody: no access to the API server, no RBAC.
+    """The cluster that the environment of a pod of a JobSet describes, without the API server and RBAC.
 
     A replicated job is a job of the cluster, and its name is the job's. Pod ``p`` of child job ``j`` answers to
     ``<jobset>-<job>-<j>-<p>.<subdomain>``, and is task ``j * (pods of a child job) + p``. Kubernetes keeps the name
-    when it makes the pod anew, with another address behind it.
+    of a pod that is made again at another address.
 
     The variables, of which the manifests of ``python -m harness.manifests`` set all:
 
@@ -40,20 +40,20 @@ class JobSetClusterResolver(ClusterResolver):
     * BELLWETHER_PORT: of every task, by default 2222.
 
     Args:
-        port: instead of BELLWETHER_PORT.
-        rpc_layer: what `master()` puts in front of an address.
+        port: port of every task, instead of BELLWETHER_PORT.
+        rpc_layer: prefix of the addresses of `master()`.
     """
 
     def __init__(self, port: int | None = None, rpc_layer: str | None = "grpc") -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         super().__init__(rpc_layer=rpc_layer)
         self._port = port
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as the variables have it now.
+        """Returns the cluster that the variables describe now.
 
         Raises:
-            InvalidArgumentError: a variable is missing, or cannot be read; names it.
+            InvalidArgumentError: A variable is missing or invalid; the error names the variable.
         """
         name = _variable(NAME_VARIABLE)
         subdomain = os.environ.get(SUBDOMAIN_VARIABLE) or name
@@ -70,7 +70,7 @@ class JobSetClusterResolver(ClusterResolver):
         )
 
     def _added(self, job: str, pods: int) -> list[int]:
-        """The index of this pod, when its job has grown since the variables were written."""
+        """Returns the index of this pod if its job has grown since the variables were written."""
         if job != self.task_type or not _sizes()[job][2]:
             return []
         pod = _number(POD_INDEX_VARIABLE, "0")
@@ -86,10 +86,10 @@ class JobSetClusterResolver(ClusterResolver):
         return _number(JOB_INDEX_VARIABLE) * pods + _number(POD_INDEX_VARIABLE, "0")
 
     def checked(self) -> tuple[ClusterSpec, TaskId]:
-        """The cluster, and this process's task in it.
+        """Returns the cluster, and the task of this process.
 
         Raises:
-            InvalidArgumentError: a variable is missing or cannot be read, or this pod's task is not in the cluster.
+            InvalidArgumentError: A variable is missing or invalid, or the task of this pod is not in the cluster.
         """
         cluster, job = self.cluster_spec(), _variable(JOB_VARIABLE)
         index = _number(JOB_INDEX_VARIABLE)
@@ -106,7 +106,7 @@ class JobSetClusterResolver(ClusterResolver):
 
 
 def _sizes() -> dict[str, tuple[int, int, bool]]:
-    """By job, the number of child jobs and of pods in each, and whether there may be more pods."""
+    """Returns the number of child jobs, of pods in each, and True if there may be more pods, by job."""
     text = _variable(JOBS_VARIABLE)
     sizes: dict[str, tuple[int, int, bool]] = {}
     for part in text.split(","):

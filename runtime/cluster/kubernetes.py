@@ -11,11 +11,11 @@ from runtime.errors import PermissionDeniedError
 
 EVERYWHERE = "*"
 SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-"""Where a pod finds the name of its namespace."""
+"""The file with the name of a pod's namespace."""
 
 
 class _PodLister(Protocol):
-    """What is used of `kubernetes.client.CoreV1Api`."""
+    """The part of `kubernetes.client.CoreV1Api` that is used."""
 
     def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any: ...
 
@@ -23,10 +23,10 @@ class _PodLister(Protocol):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Finds the tasks of each job among the pods with a label.
+    """The cluster of the pods with the labels of its jobs.
 
-    Whoever may make a pod with a job's label where pods are looked for is a task of it, and by the order of the names
-    may be its first one, the chief. So pods are looked for in one namespace, and who may make pods there is trusted.
+    A pod with the label of a job is a task of the job, and by the order of names may be its first task, the chief. So
+    the resolver looks in one namespace, and trusts all users that may make pods there.
 
     The tasks of a job are its pods by name, numbers in names counted as numbers: "worker-2" is before "worker-10",
     so the pods of a StatefulSet have the task index that their name tells. All servers listen on one port. The address
@@ -35,7 +35,7 @@ class KubernetesClusterResolver(ClusterResolver):
     Args:
         job_to_label_mapping: label selectors of each job; by default {"worker": ["job-name=tensorflow"]}.
         tf_server_port: port of every server.
-        rpc_layer: what `master()` puts in front of an address.
+        rpc_layer: prefix of the addresses of `master()`.
         override_client: a `kubernetes.client.CoreV1Api`; by default one made from the service account of this pod,
             or from the user's kubeconfig outside a cluster. Only that default needs the package `kubernetes`.
         namespace: where to look for pods; "*" is everywhere. By default this process's own namespace: that of its
@@ -60,7 +60,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
         self._selectors = job_to_label_mapping or {"worker": ["job-name=tensorflow"]}
         self._port = tf_server_port
@@ -69,11 +69,11 @@ class KubernetesClusterResolver(ClusterResolver):
         self._use_host_ip = use_host_ip
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as its pods are now.
+        """Returns the cluster of the present pods.
 
         Raises:
-            RuntimeError: a pod is not in phase "Running".
-            PermissionDeniedError: the API server does not let this process list pods.
+            RuntimeError: A pod is not in phase "Running".
+            PermissionDeniedError: The API server does not let this process list pods.
         """
         return ClusterSpec(
             {
@@ -110,12 +110,12 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key under which "w-2" is before "w-10"."""
+    """Returns a sort key under which "w-2" is before "w-10"."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _service_account_namespace() -> str | None:
-    """The namespace of the pod that this process runs in; None outside a pod."""
+    """Returns the namespace of the pod of this process; None outside a pod."""
     try:
         with open(SERVICE_ACCOUNT_NAMESPACE, encoding="utf-8") as file:
             return file.read().strip() or None
@@ -124,7 +124,7 @@ def _service_account_namespace() -> str | None:
 
 
 def _kubernetes_client() -> tuple[_PodLister, str | None]:
-    """A client, and the namespace of the kubeconfig's context where it was made from one that has any."""
+    """Returns a client, and the namespace of the kubeconfig's context if the client comes from a kubeconfig."""
     try:
         # By name: only users of this resolver have the package, and type checkers need not.
         kubernetes = importlib.import_module("kubernetes")

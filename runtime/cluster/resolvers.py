@@ -1,8 +1,8 @@
-"""Cluster resolvers: where the `ClusterSpec` of this process, and its own place in it, come from.
+"""Cluster resolvers: sources of the `ClusterSpec` of a process and of its own task.
 
-A resolver answers three questions: the cluster (`cluster_spec()`), which task this process is (`task_type` and
-`task_id`, None where it is not known) and which server to connect a session to (`master()`). Those
-of the engines are in `runtime.cluster.slurm`, `runtime.cluster.kubernetes` and `runtime.cluster.jobset`.
+A resolver answers three questions: the cluster (`cluster_spec()`), the task of this process (`task_type` and
+`task_id`, None if unknown) and the server for a session (`master()`). The resolvers of engines are in
+`runtime.cluster.slurm`, `runtime.cluster.kubernetes` and `runtime.cluster.jobset`.
 """
 
 import json
@@ -16,36 +16,36 @@ from runtime.errors import InvalidArgumentError
 
 
 class ClusterResolver(ABC):
-    """Base of all resolvers.
+    """The base of all resolvers.
 
     Attributes:
-        task_type: job of this process; None when it is not known.
-        task_id: task index of this process; None when it is not known.
-        rpc_layer: what `master()` puts in front of an address, such as "grpc"; None puts nothing.
+        task_type: job of this process; None if unknown.
+        task_id: task index of this process; None if unknown.
+        rpc_layer: prefix of the addresses of `master()`, such as "grpc"; None for no prefix.
     """
 
     def __init__(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         self._task_type = task_type
         self._task_id = task_id
         self._rpc_layer = rpc_layer
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now."""
+        """Returns the present cluster."""
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The target to give to a session: of the named task, else the resolver's default.
+        """Returns the target for a session: the named task, else the default of the resolver.
 
         Raises:
-            InvalidArgumentError: the cluster has no such task.
+            InvalidArgumentError: The cluster has no such task.
         """
         if task_type is None or task_id is None:
             return target(self._default_master(), rpc_layer or self.rpc_layer)
         return target(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
 
     def _default_master(self) -> str:
-        """The address when no task is asked for; empty means in this process."""
+        """Returns the address for `master()` without a task; empty for this process."""
         return ""
 
     # Kinds of resolvers that read the environment override these; what was given to the resolver comes first.
@@ -61,7 +61,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_type(self) -> str | None:
-        """Job of this process; None when it is not known."""
+        """Job of this process; None if unknown."""
         return self._task_type if self._task_type is not None else self._found_type()
 
     @task_type.setter
@@ -70,7 +70,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int | None:
-        """Task index of this process; None when it is not known."""
+        """Task index of this process; None if unknown."""
         return self._task_id if self._task_id is not None else self._found_id()
 
     @task_id.setter
@@ -79,7 +79,7 @@ class ClusterResolver(ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What `master()` puts in front of an address, such as "grpc"."""
+        """The prefix of the addresses of `master()`, such as "grpc"."""
         return self._rpc_layer if self._rpc_layer is not None else self._found_layer()
 
     @rpc_layer.setter
@@ -93,14 +93,14 @@ def target(address: str, rpc_layer: str | None = None) -> str:
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Answers what it was given.
+    """The resolver of a cluster that is given.
 
     Args:
         cluster_spec: the cluster.
-        master: the target when `master()` is asked for no task.
+        master: the target for `master()` without a task.
         task_type: job of this process.
         task_id: task index of this process.
-        rpc_layer: what `master()` puts in front of an address, such as "grpc".
+        rpc_layer: prefix of the addresses of `master()`, such as "grpc".
 
     Raises:
         TypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
@@ -114,7 +114,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(f"cluster_spec must be a ClusterSpec, not {type(cluster_spec).__name__}")
@@ -124,7 +124,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._master = master
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that was given."""
+        """Returns the cluster that was given."""
         return self._cluster_spec
 
     def _default_master(self) -> str:
@@ -132,7 +132,7 @@ class SimpleClusterResolver(ClusterResolver):
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads the environment variable TF_CONFIG, anew on every question.
+    """The cluster in the environment variable TF_CONFIG, which is read at every call.
 
         {"cluster": {"ps": ["ps0:2222"], "worker": ["w0:2222", "w1:2222"]},
          "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
@@ -141,21 +141,21 @@ class TFConfigClusterResolver(ClusterResolver):
     and, with ``enableDynamicWorker``, with ``sparseCluster``: a worker sees itself and all ps there, a ps only itself,
     an evaluator nobody.
 
-    Without the variable the cluster is empty. What is given here wins over what the variable says.
+    Without the variable the cluster is empty. Arguments override the variable.
 
     Args:
         task_type: job of this process.
         task_id: task index of this process.
-        rpc_layer: what `master()` puts in front of an address, such as "grpc".
+        rpc_layer: prefix of the addresses of `master()`, such as "grpc".
     """
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as TF_CONFIG has it now.
+        """Returns the cluster in the present TF_CONFIG.
 
         Raises:
             json.JSONDecodeError: TF_CONFIG is not JSON.
             InvalidArgumentError: TF_CONFIG is not an object.
-            TypeError: "cluster" is no cluster (see `ClusterSpec`).
+            TypeError: "cluster" is not a cluster (see `ClusterSpec`).
         """
         config = _tf_config()
         if "sparseCluster" not in config:
@@ -169,11 +169,11 @@ class TFConfigClusterResolver(ClusterResolver):
         return ClusterSpec({job: tasks for job, tasks in jobs.items() if tasks})
 
     def checked(self) -> tuple[ClusterSpec, TaskId]:
-        """The cluster, and this process's task in it, for a program that must be one of its tasks.
+        """Returns the cluster and the task of this process, for a program that must be a task.
 
         Raises:
-            InvalidArgumentError: TF_CONFIG is missing or not JSON, has no task, or the task is not in the cluster; one
-                line that names what.
+            InvalidArgumentError: TF_CONFIG is missing or not JSON, has no task, or the task is not in the cluster. The
+                error is one line that names the cause.
         """
         if not os.environ.get("TF_CONFIG"):
             raise InvalidArgumentError("TF_CONFIG is not set: is this a pod of a TFJob?")
@@ -205,13 +205,13 @@ class TFConfigClusterResolver(ClusterResolver):
         return _tf_config().get("rpc_layer")
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The target to give to a session.
+        """Returns the target for a session.
 
-        It is "session_master" of TF_CONFIG where there is one, empty for a cluster of at most one task, else the
-        address of the task asked for, which is by default this process's own.
+        The target is "session_master" of TF_CONFIG if present, empty for a cluster of at most one task, else the
+        address of the named task, by default the task of this process.
 
         Raises:
-            InvalidArgumentError: the cluster has no such task, or nobody said which one this process is.
+            InvalidArgumentError: The cluster has no such task, or TF_CONFIG does not say the task of this process.
         """
         config = _tf_config()
         if "session_master" in config:
@@ -239,7 +239,7 @@ def _tf_config() -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; the parser would keep the last of two tasks with the same index without a word."""
+    """Returns an object of JSON; the parser alone would silently keep the last of two tasks with one index."""
     names = [name for name, _ in pairs]
     if doubles := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidArgumentError(f"TF_CONFIG has {doubles[0]!r} twice")
@@ -247,10 +247,10 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def own_task(cluster: ClusterSpec, job: str, index: int, source: str) -> TaskId:
-    """The task of this process, if it can be one: of the cluster, or an evaluator, which need not be in it.
+    """Returns the task of this process: a task of the cluster, or an evaluator, which may be outside the cluster.
 
     Raises:
-        InvalidArgumentError: there is no such job or task; names it, and ``source``, which told it.
+        InvalidArgumentError: There is no such job or task; the error names the task and its ``source``.
     """
     if job == EVALUATOR and EVALUATOR not in cluster.jobs and index >= 0:
         return TaskId(job, index)
@@ -277,16 +277,16 @@ class UnionClusterResolver(ClusterResolver):
     where one has it with explicit indices, all keep theirs. Own task and master are those of the first resolver.
 
     Args:
-        *resolvers: at least one.
-        rpc_layer: what `master()` puts in front of an address; by default the first resolver's.
+        *resolvers: one or more resolvers.
+        rpc_layer: prefix of the addresses of `master()`; by default that of the first resolver.
 
     Raises:
-        ValueError: no resolver.
-        TypeError: one of them is not a `ClusterResolver`.
+        ValueError: There is no resolver.
+        TypeError: An argument is not a `ClusterResolver`.
     """
 
     def __init__(self, *resolvers: ClusterResolver, rpc_layer: str | None = None) -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         if not resolvers:
             raise ValueError("at least one cluster resolver is needed for a union")
         for resolver in resolvers:
@@ -301,10 +301,10 @@ class UnionClusterResolver(ClusterResolver):
         self._resolvers = resolvers
 
     def cluster_spec(self) -> ClusterSpec:
-        """The union as it is now.
+        """Returns the union of the present clusters.
 
         Raises:
-            KeyError: two resolvers have the same task of a job with explicit indices.
+            KeyError: Two resolvers have the same task of a job with explicit indices.
         """
         parts: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
@@ -313,7 +313,7 @@ class UnionClusterResolver(ClusterResolver):
         return ClusterSpec({job: _joined(job, tasks) for job, tasks in parts.items()})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The target of the named task, else the first resolver's master."""
+        """Returns the target of the named task, else the master of the first resolver."""
         if task_type is None or task_id is None:
             return self._resolvers[0].master(rpc_layer=rpc_layer or self.rpc_layer)
         return super().master(task_type, task_id, rpc_layer)

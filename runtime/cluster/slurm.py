@@ -17,7 +17,7 @@ from runtime.cluster.spec import ClusterSpec
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """Finds the cluster of the Slurm step that this process is part of.
+    """The cluster of the Slurm step of this process.
 
     Args:
         jobs: number of tasks of each job; by default {"worker": all tasks of the step}.
@@ -25,8 +25,8 @@ class SlurmClusterResolver(ClusterResolver):
         gpus_per_node: GPUs on each node; by default SLURM_GPUS_ON_NODE, else 0.
         gpus_per_task: GPUs of each task; by default those of the node shared out evenly.
         tasks_per_node: tasks on each node, or on the nodes by name; by default SLURM_STEP_TASKS_PER_NODE.
-        auto_set_gpu: whether `cluster_spec()` puts the GPUs of this task into CUDA_VISIBLE_DEVICES.
-        rpc_layer: what `master()` puts in front of an address.
+        auto_set_gpu: True if `cluster_spec()` puts the GPUs of this task into CUDA_VISIBLE_DEVICES.
+        rpc_layer: prefix of the addresses of `master()`.
 
     Raises:
         RuntimeError: not in a Slurm step, or it has fewer tasks or GPUs than asked for.
@@ -42,7 +42,7 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str = "grpc",
     ) -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         rank = int(_slurm("PROCID"))
         jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
         groups = _groups(tasks_per_node)
@@ -75,7 +75,7 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus = (number * each, each, on_node)
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster of the step; sets CUDA_VISIBLE_DEVICES where that was asked for and there are GPUs."""
+        """Returns the cluster of the step, and sets CUDA_VISIBLE_DEVICES if requested and there are GPUs."""
         if self._auto_set_gpu and self._gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus)
         return self._cluster_spec
@@ -93,14 +93,14 @@ def _gpus_of_task(on_node: int, gpus_per_task: int | None, tasks: int) -> int:
 
 
 def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> str:
-    """The new CUDA_VISIBLE_DEVICES for a task that may use `count` of the node's GPUs, from number `first` on.
+    """Returns the new CUDA_VISIBLE_DEVICES for a task that may use `count` of the node's GPUs, from number `first` on.
 
     Args:
-        visible: the value that Slurm has set, if any. Where it names other than all `on_node` GPUs of the node, Slurm
-            has already bound this task to its own, and the value stays.
+        visible: the value that Slurm has set, if any. A value with other than `on_node` names stays: Slurm has bound
+            this task to its own GPUs.
         first: number of the task's first GPU on its node.
-        count: how many GPUs the task gets.
-        on_node: how many GPUs the step has on the node.
+        count: GPUs of the task.
+        on_node: GPUs of the step on the node.
     """
     if visible is None:
         return ",".join(map(str, range(first, first + count)))
@@ -141,7 +141,7 @@ def _expand_range(part: str) -> list[str]:
 
 
 def _groups(tasks_per_node: int | Mapping[str, int] | None) -> list[dict[str, int]]:
-    """The number of tasks on each node, in the order of the ranks, for each group of the job: most jobs are one."""
+    """Returns the number of tasks on each node, in the order of ranks, for each group; most jobs are one group."""
     if isinstance(tasks_per_node, Mapping):
         return [dict(tasks_per_node)]
     size = int(os.environ.get("SLURM_HET_SIZE", 1))
@@ -157,7 +157,7 @@ def _groups(tasks_per_node: int | Mapping[str, int] | None) -> list[dict[str, in
 
 
 def _nodes(nodelist: str, tasks_per_node: str) -> dict[str, int]:
-    """The number of tasks on each node, from the Slurm variables of those names."""
+    """Returns the number of tasks on each node, from the Slurm variables of these names."""
     hosts, counts = expand_hostlist(_slurm(nodelist)), expand_tasks_per_node(_slurm(tasks_per_node))
     if len(counts) != len(hosts):
         raise RuntimeError(f"SLURM_{tasks_per_node} has {len(counts)} nodes, SLURM_{nodelist} {len(hosts)}")
@@ -165,7 +165,7 @@ def _nodes(nodelist: str, tasks_per_node: str) -> dict[str, int]:
 
 
 def _places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
-    """Node and number on it of each rank; a node may be in several groups."""
+    """Returns the node, and the number on the node, of each rank; a node may be in several groups."""
     places: list[tuple[str, int]] = []
     used: dict[str, int] = {}
     for nodes in groups:
@@ -177,7 +177,7 @@ def _places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
 
 
 def _group_of(groups: list[dict[str, int]], rank: int) -> int:
-    """The number of the group that a rank is in; the last one's for a rank beyond all."""
+    """Returns the number of the group of a rank; the last group for a rank beyond all groups."""
     ends = itertools.accumulate(sum(nodes.values()) for nodes in groups)
     return next((group for group, end in enumerate(ends) if rank < end), len(groups) - 1)
 

@@ -1,7 +1,7 @@
-"""What a cluster is: `ClusterSpec` maps jobs to numbered tasks and tasks to addresses.
+"""The value of a cluster: `ClusterSpec` maps jobs to numbered tasks and tasks to addresses.
 
-A `ClusterSpec` is an immutable value. Addresses are not looked at when it is made (a graph can be built for a
-cluster that does not exist yet); `validate` checks them, and a server calls it before it starts.
+A `ClusterSpec` is immutable, and its constructor checks no addresses: a graph can be built for a cluster that does not
+exist yet. `validate` checks the addresses, and a server calls `validate` before the start.
 """
 
 import hashlib
@@ -16,22 +16,22 @@ from runtime.errors import InvalidArgumentError
 from runtime.proto import cluster_pb2
 
 EVALUATOR = "evaluator"
-"""The job whose tasks follow a run from outside: nobody waits for them, and they serve nobody."""
+"""The job whose tasks follow a run from outside: no task waits for an evaluator, and evaluators serve no task."""
 CHIEF_JOBS = ("chief", "master")
-"""Jobs whose task 0 is the chief, where there is one of them; else worker 0 is."""
+"""Jobs whose task 0 is the chief. Without such a job worker 0 is the chief."""
 _MAX_DIFFERENCES = 5
-"""How many differences `difference` spells out; the rest is counted, so that the error stays readable."""
+"""Differences that `difference` spells out; the rest is counted, so that the error stays readable."""
 
 
 @dataclass(frozen=True, order=True)
 class TaskId:
-    """Which task of a cluster; as text it is a device name, such as "/job:ps/task:0"."""
+    """A task of a cluster, which as text is a device name, such as "/job:ps/task:0"."""
 
     job: str
     index: int
 
     def __str__(self) -> str:
-        """The task as a device name and as errors show it."""
+        """Returns the task as a device name, the form in errors."""
         return f"/job:{self.job}/task:{self.index}"
 
 
@@ -44,7 +44,7 @@ class _JobDefLike(Protocol):
 
 
 class ClusterDefLike(Protocol):
-    """A `ClusterDef` message: of `cluster_pb2`, or of anybody else's proto with the same fields."""
+    """A `ClusterDef` message: of `cluster_pb2`, or of another proto with the same fields."""
 
     @property
     def job(self) -> Sequence[_JobDefLike]:
@@ -52,7 +52,7 @@ class ClusterDefLike(Protocol):
 
 
 JobsLike = Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]]
-"""What a `ClusterSpec` can be written as: job name to a list of addresses, or to {index: address}."""
+"""The plain form of a `ClusterSpec`: job name to a list of addresses, or to {index: address}."""
 
 
 class ClusterSpec:
@@ -71,7 +71,7 @@ class ClusterSpec:
     """
 
     def __init__(self, cluster: "JobsLike | ClusterSpec | ClusterDefLike") -> None:
-        """See the class."""
+        """Makes the resolver; see the class."""
         self._jobs: dict[str, dict[int, str]] = {}
         if isinstance(cluster, ClusterSpec):
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
@@ -95,31 +95,31 @@ class ClusterSpec:
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """The jobs as plain values: a list where the indices are 0, 1, 2..., else a dict from index to address."""
+        """Returns the jobs as plain values: a list for the indices 0, 1, 2..., else a dict from index to address."""
         return {
             job: list(tasks.values()) if tasks and max(tasks) == len(tasks) - 1 else dict(tasks)
             for job, tasks in self._jobs.items()
         }
 
     def as_cluster_def(self) -> cluster_pb2.ClusterDef:
-        """The jobs as a message, sorted by name."""
+        """Returns the jobs as a message, sorted by name."""
         return cluster_pb2.ClusterDef(
             job=[cluster_pb2.JobDef(name=job, tasks=self._jobs[job]) for job in sorted(self._jobs)]
         )
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks a job has; gaps between indices are not counted."""
+        """Returns the number of tasks of a job, without gaps between indices."""
         return len(self._tasks(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The indices of a job's tasks, ascending."""
+        """Returns the indices of a job's tasks, ascending."""
         return list(self._tasks(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of one task, as it was given.
+        """Returns the address of a task.
 
         Raises:
-            InvalidArgumentError: no such job or task.
+            InvalidArgumentError: There is no such job or task.
         """
         tasks = self._tasks(job_name)
         if task_index not in tasks:
@@ -128,22 +128,22 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job by index, with None where there is no task."""
+        """Returns the addresses of a job by index, with None for missing tasks."""
         tasks = self._tasks(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def tasks(self) -> dict[TaskId, str]:
-        """The address of every task, sorted by job and index."""
+        """Returns the address of every task, sorted by job and index."""
         return {TaskId(job, index): address for job in sorted(self._jobs) for index, address in self._jobs[job].items()}
 
     def default_task(self) -> TaskId:
-        """The task for variables that no device was asked for.
+        """Returns the task for variables without a device.
 
-        It must be the same on every host, so it does not depend on the order in which the jobs were written:
-        the first task of "ps" where there is one, else the first task of the job whose name sorts first.
+        The task must be the same on every host, so the order in which jobs were written does not count: the first task
+        of "ps", or without "ps" the first task of the job whose name sorts first.
 
         Raises:
-            InvalidArgumentError: the cluster has no tasks.
+            InvalidArgumentError: The cluster has no tasks.
         """
         for job in sorted(self._jobs, key=lambda name: (name != "ps", name)):
             if self._jobs[job]:
@@ -151,7 +151,7 @@ class ClusterSpec:
         raise InvalidArgumentError("the cluster has no tasks")
 
     def chief(self) -> TaskId | None:
-        """The task that leads a training run: task 0 of job "chief" (or "master"), else worker 0; None without both."""
+        """Returns the task that leads a run: task 0 of job "chief" (or "master"), else worker 0, else None."""
         for job in (*CHIEF_JOBS, "worker"):
             if 0 in self._jobs.get(job, {}):
                 return TaskId(job, 0)
@@ -161,7 +161,7 @@ class ClusterSpec:
         """Checks that every address is "host:port" and that no two tasks share one (port 0, "any", may repeat).
 
         Raises:
-            InvalidArgumentError: tells the task and its address.
+            InvalidArgumentError: An address is invalid or used twice; the error names the task and the address.
         """
         seen: dict[tuple[str, int], TaskId] = {}
         for task, address in self.tasks().items():
@@ -177,7 +177,7 @@ class ClusterSpec:
                 )
 
     def fingerprint(self) -> str:
-        """A short digest (16 hex digits): the same in every process for equal specs."""
+        """Returns a short digest (16 hex digits), the same in every process for equal specs."""
         canonical = json.dumps([[job, sorted(self._jobs[job].items())] for job in sorted(self._jobs)])
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -188,11 +188,11 @@ class ClusterSpec:
         return self._jobs[job_name]
 
     def __bool__(self) -> bool:
-        """Whether there are any jobs."""
+        """Returns True if there are jobs."""
         return bool(self._jobs)
 
     def __eq__(self, other: object) -> bool:
-        """Equal jobs, tasks and addresses, however they were written.
+        """Returns True for equal jobs, tasks and addresses in any spelling.
 
         A plain dict is equal in the form {job: {index: address}}.
         """
@@ -201,11 +201,11 @@ class ClusterSpec:
         return self._jobs == other if isinstance(other, Mapping) else NotImplemented
 
     def __hash__(self) -> int:
-        """Equal specs have equal hashes."""
+        """Returns the same hash for equal specs."""
         return hash(self.fingerprint())
 
     def __repr__(self) -> str:
-        """`ClusterSpec({...})`, sorted by job."""
+        """Returns `ClusterSpec({...})`, sorted by job."""
         jobs = self.as_dict()
         return f"ClusterSpec({ {job: jobs[job] for job in sorted(jobs)}!r})"
 
@@ -233,15 +233,15 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
 
 
 def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
-    """Whether two tasks with these definitions can work together, although one may know workers the other does not.
+    """Returns True if tasks with these definitions can work together, although one may know more workers.
 
-    The ps tasks, and every task that both know, must be the same: a worker list may be longer on tasks that were
-    started later, so that workers can be added while training runs. A ps that was told of no task but itself (the
-    ``sparseCluster`` of TFJob) works with everybody who knows it at that address.
+    The ps tasks, and every task in both definitions, must be the same. A worker list may be longer on tasks that were
+    started later, so that workers can be added while training runs. A ps whose definition has no other task (the
+    ``sparseCluster`` of TFJob) works with every task that knows the ps at that address.
 
     Args:
-        here: one definition.
-        there: another.
+        here: the definition of this task.
+        there: the definition of the other task.
     """
     for one, other in ((here, there), (there, here)):
         if len(one._jobs.get("ps", {})) == len(one.tasks()) == 1:
@@ -275,7 +275,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """What ``split_address`` splits: "host:port", with brackets around an IPv6 address."""
+    """Returns "host:port", with brackets around an IPv6 address; ``split_address`` is the way back."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -294,7 +294,7 @@ def _job_name(job: object) -> str:
 
 
 def _job_tasks(job: str, tasks: object) -> dict[int, str]:
-    """The tasks of one job by ascending index."""
+    """Returns the tasks of a job by ascending index."""
     if isinstance(tasks, Mapping):
         pairs = [(_task_index(job, index), address) for index, address in tasks.items()]
     elif isinstance(tasks, Sequence) and not isinstance(tasks, str | bytes):
@@ -311,7 +311,7 @@ def _job_tasks(job: str, tasks: object) -> dict[int, str]:
 
 
 def _task_index(job: str, index: object) -> int:
-    """The index of a task; "3" is as good as 3, as JSON has no other keys."""
+    """Returns the index of a task; text is accepted, because keys of JSON are text."""
     try:
         if isinstance(index, bool | float) or not isinstance(index, int | str):
             raise ValueError
