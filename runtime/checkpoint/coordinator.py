@@ -1,7 +1,7 @@
 """The coordinator's side of checkpoints: orders to all tasks at once.
 
-Every order goes under the leadership that its task obeys (``runtime/session/lead.py``). A task that another chief
-claims meanwhile refuses the rest of a save or restore.
+A session makes one coordinator, and the Saver calls it. Every order goes under the leadership that its task obeys
+(``runtime/session/lead.py``). A task that another chief claims meanwhile refuses the rest of a save or restore.
 """
 
 from __future__ import annotations
@@ -43,41 +43,44 @@ from runtime.proto import services_pb2 as pb
 from runtime.state.leadership import NOBODY, Leadership
 
 PAUSE_SECS = Limits.pause_secs
-"""For how long a snapshot holds updates back at most, should its coordinator die."""
+"""The longest time that a snapshot holds updates back if its coordinator dies."""
 ORDER_SECS = 120.0
 """Time limit of an order that should take milliseconds; the first of a chief waits for the writes of the one before."""
 DROP_SECS = 5.0
 STATES_SECS = 2.0
 SNAPSHOT_TRIES = 5
-"""How often a snapshot is begun that turns out not to be of one instant."""
+"""Number of attempts at a snapshot whose tasks cannot be held still together."""
 ASIDE_SECS = 0.05
-"""Before the second try; two processes that take snapshots at once step aside for random times, twice as long each."""
+"""The longest pause before the second attempt, doubled before each further attempt.
+
+Two processes that take snapshots at once wait for random times, so that one goes first.
+"""
 
 Order = pb.CheckpointOrder
 
 _snapshotting = threading.Lock()
-"""Held during a snapshot: a task is paused for one at a time, and two of this process would end each other's pauses."""
+"""Lock held during a snapshot: a second snapshot of this process would end the pause of the first."""
 _T = TypeVar("_T")
 Leaderships = Mapping[str, Leadership]
-"""By task, under which it is ordered."""
+"""The leadership under which each task is ordered, by name of the task."""
 
 
 class Carrier(Protocol):
-    """What reaches the tasks: an open session."""
+    """The way to the tasks, which an open session is."""
 
     def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
-        """Has a task carry out an order; ``timeout`` is in seconds."""
+        """Sends an order to a task and returns the reply; ``timeout`` is in seconds."""
 
     def stream(self, task: str) -> streaming.Stream:
-        """Opens a way for byte ranges of variables."""
+        """Opens a stream for byte ranges of variables."""
 
 
 class CheckpointCoordinator:
     """Saves and restores variables where they live. Get it from ``Session.checkpoint_coordinator``.
 
     Args:
-        carrier: takes orders and byte ranges to the tasks.
-        leaderships: tells by task under whose leadership to order; called before each save and restore.
+        carrier: way of orders and byte ranges to the tasks.
+        leaderships: returns the leadership for each task; called before each save and restore.
     """
 
     def __init__(self, carrier: Carrier, leaderships: Callable[[Sequence[str]], Leaderships]) -> None:
@@ -88,21 +91,24 @@ class CheckpointCoordinator:
     def snapshot(
         self, slices: Sequence[VariableSlice], number_of: str = "", *, when_paused: Callable[[], object] = lambda: None
     ) -> Snapshot:
-        """Takes references to variables of all tasks as of one instant, at which no step has half its writes done.
+        """Takes references to variables of all tasks as of one instant.
+
+        At that instant no step has done only some of its writes.
 
         Args:
-            slices: what to save.
-            number_of: key of the slice whose value is wanted as an int.
-            when_paused: called while updates wait for that instant, so it must not wait itself; at each try anew.
+            slices: parts of variables to save.
+            number_of: key of the slice whose value is returned as ``Snapshot.number``; empty for none.
+            when_paused: called at each attempt while updates are held back, so the function must not wait.
 
         Raises:
-            FailedPreconditionError: a variable is not initialised; names it.
-            AbortedError: another chief has taken the lead, or a task restarted.
-            DeadlineExceededError: the tasks could not be held still together until all had taken their references.
+            FailedPreconditionError: A variable is not initialised; the message names the variable.
+            AbortedError: Another chief has taken the lead, or a task restarted.
+            DeadlineExceededError: The tasks could not be held still until all had taken their references.
         """
         held = by_task(slices)
         under = self._leaderships(list(held))
-        aside = threading.Event()  # never set
+        # This event is never set: the wait only takes time.
+        aside = threading.Event()
         for tried in range(SNAPSHOT_TRIES):
             try:
                 with _snapshotting:
@@ -157,14 +163,14 @@ class CheckpointCoordinator:
             )
 
     def changed(self, slices: Sequence[VariableSlice], job: int) -> bool | None:
-        """Whether variables have changed since a save took them, or since they were restored from what it had saved.
+        """Returns True if variables have changed since a save, or since their restore from that save.
 
         Args:
             slices: the variables.
             job: ``Snapshot.job`` of the save.
 
         Returns:
-            None where a task does not know: it has restarted since, or there were many saves.
+            None if a task does not know, after a restart or many further saves.
         """
         questions = {t: Order.Changed(job=job, slices=_messages(s)) for t, s in by_task(slices).items()}
         try:
@@ -173,24 +179,24 @@ class CheckpointCoordinator:
             return None
 
     def write(self, snapshot: Snapshot, directory: str, *, stream: bool = False) -> WrittenArrays:
-        """Has every task write what it holds of a snapshot into a directory that all share.
+        """Writes a snapshot: every task its part, into a directory that all tasks share.
 
-        Each writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
+        Each task writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
 
         Args:
-            snapshot: what to write.
-            directory: where.
-            stream: the tasks do not share the directory: they send what this process writes into it, a few blocks at
-                a time over the tensor channel.
+            snapshot: the snapshot.
+            directory: directory of the stores.
+            stream: True if the tasks do not share the directory. This process then writes, and the tasks send a few
+                blocks at a time over the tensor channel.
 
         Returns:
-            What they have written.
+            The files, and the arrays with a NaN.
 
         Raises:
-            ResourceExhaustedError: the disk is full.
-            FailedPreconditionError: a task does not see the directory.
-            UnavailableError: a task died.
-            AbortedError: another chief has taken the lead.
+            ResourceExhaustedError: The disk is full.
+            FailedPreconditionError: A task does not see the directory.
+            UnavailableError: A task died.
+            AbortedError: Another chief has taken the lead.
         """
         ids = self.process_ids(snapshot, stream=stream)
         if stream:
@@ -203,7 +209,7 @@ class CheckpointCoordinator:
     def _write_stream(self, snapshot: Snapshot, directory: str) -> WrittenArrays:
         def write() -> WrittenStore:
             with streaming.Streams(self._stream) as streams:
-                # The tasks send when they are asked: when this process rests, so do they.
+                # The tasks send on request, so they rest while this process rests.
                 cores = min(snapshot.cores, os.cpu_count() or 1)
                 pace = Pace(lambda: streams.updates, threading.Event().wait, cores)
                 blocks = streaming.blocks(snapshot, streams)
@@ -213,26 +219,29 @@ class CheckpointCoordinator:
         return WrittenArrays([CheckpointFile(*file) for file in written.files], frozenset(written.with_nan))
 
     def process_ids(self, snapshot: Snapshot, *, stream: bool = False) -> dict[str, str]:
-        """By task, the id of the store it writes: tells saves apart, so that a late writer is recognised."""
+        """Returns the id of the store that each task writes.
+
+        The id differs from save to save, so that a late writer of another save is recognised.
+        """
         if stream:
             return {"": f"{snapshot.job:x}stream"}
         return {t: f"{snapshot.job:x}{''.join(c for c in t if c.isalnum())}" for t in snapshot.tasks}
 
     def progress(self, snapshot: Snapshot) -> int:
-        """Bytes of a snapshot that are written so far."""
+        """Returns the bytes of a snapshot that are written so far."""
         order = Order(progress=Order.Progress(job=snapshot.job))
         return sum(r.progress for r in self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships))
 
     def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
-        """Has tasks compare files with their checksums, each a share of them.
+        """Compares files with their checksums; each task reads a share of the files.
 
         Args:
             tasks: names of the tasks.
-            directory: that they share.
-            files: what should be there.
+            directory: directory of the checkpoint, which the tasks share.
+            files: files with the sizes and checksums of the save.
 
         Returns:
-            What is wrong, one line for each file; empty when all is well.
+            A line for each damaged file.
         """
         under = self._leaderships(tasks)
         shares = {t: Order.Verify(directory=directory) for t in tasks}
@@ -255,24 +264,24 @@ class CheckpointCoordinator:
         check: Callable[[], Sequence[str]] | None = None,
         origin: int = 0,
     ) -> int:
-        """Restores variables: every task reads what it needs, and only when all have, all change their variables.
+        """Restores variables, of which none changes before all tasks have read their arrays.
 
         Args:
-            slices: what to restore.
-            directory: of the arrays, shared by all tasks.
-            ocdbt: with ``stream``: whether they lie in an OCDBT store.
-            zarr3: with ``stream``: whether they are of zarr's third version.
-            stream: this process reads the arrays and sends the tasks what they need: the tasks do not share the
-                directory, or another program has written it, whose arrays may be packed.
-            check: called first, reads the files as a whole; when it gives problems, no variable changes.
-            origin: ``Snapshot.job`` of the save; 0 when it is not known. See ``changed``.
+            slices: parts of variables to restore.
+            directory: directory of the arrays.
+            ocdbt: with ``stream``, True if the arrays lie in an OCDBT store.
+            zarr3: with ``stream``, True for the third version of zarr.
+            stream: True if this process reads the arrays and sends each task its part. That is so if the tasks do not
+                share the directory, or if another program wrote the arrays, which may be packed.
+            check: called first, reads the files as a whole and returns problems, which end the restore.
+            origin: ``Snapshot.job`` of the save; 0 if unknown. See ``changed``.
 
         Returns:
             Bytes read.
 
         Raises:
-            DataLossError: an array is damaged; no variable has changed.
-            AbortedError: another chief has taken the lead.
+            DataLossError: An array is damaged. No variable has changed.
+            AbortedError: Another chief has taken the lead.
         """
         held = by_task(slices)
         tasks = list(held)
@@ -310,7 +319,10 @@ class CheckpointCoordinator:
         return sum(sizes)
 
     def _drop(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
-        """Forgets a job on its tasks; one that does not answer has forgotten it, or will."""
+        """Ends a job on its tasks.
+
+        A task that does not answer has restarted without the job, or ends the job with the session.
+        """
 
         def drop(task: str) -> None:
             try:
@@ -321,11 +333,14 @@ class CheckpointCoordinator:
         self._each(tasks, drop)
 
     def release(self, snapshot: Snapshot) -> None:
-        """Gives back the references of a snapshot."""
+        """Releases the references of a snapshot."""
         self._drop(snapshot.job, snapshot.tasks, snapshot.leaderships)
 
     def states(self) -> dict[str, dict[str, bytes]]:
-        """By task, the states registered there (``runtime.register_state``), or those told when it was done."""
+        """Returns the states of each task by name: registered ones, or the last ones of a finished task.
+
+        Programs register states with ``runtime.register_state``.
+        """
         reply = self._request("", Order(states=Order.States()), {}, STATES_SECS).states
         found: dict[str, dict[str, bytes]] = {}
         for key, value in reply.states.items():
@@ -345,7 +360,7 @@ class CheckpointCoordinator:
     def _ask(
         self, orders: Mapping[str, Order], under: Leaderships, timeout: float | None = ORDER_SECS
     ) -> list[pb.CheckpointReply]:
-        """Gives each task its order, all at the same time; the replies come in the same order."""
+        """Sends each task its order, all at the same time; returns the replies in the same order."""
         return self._each(list(orders), lambda task: self._request(task, orders[task], under, timeout))
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
@@ -355,7 +370,8 @@ class CheckpointCoordinator:
         with ThreadPoolExecutor(max(len(tasks), 1), "checkpoint-orders") as pool:
             futures = [pool.submit(fn, t) for t in tasks]
         errors = [e for f in futures if (e := f.exception()) is not None]
-        if errors:  # what somebody refuses says more than that somebody is gone
+        # A refusal tells the reason better than the loss of another task.
+        if errors:
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
         return [f.result() for f in futures]
 

@@ -1,7 +1,8 @@
-"""A task's part in checkpoints: it takes references to its variables, writes them, reads them, swaps them in.
+"""A task's part in checkpoints: the task takes references to its variables, and writes, reads or replaces them.
 
-It obeys orders under the leadership that its task obeys, and refuses all others. The first order under another one
-waits until nothing works on the jobs of the one before, so that a dead chief's late order can spoil nothing.
+The server calls ``CheckpointParticipant.obey`` for each order of a coordinator. The participant obeys only the
+leadership that its task obeys. The first order under a new leadership waits until no order works on the jobs of the
+leadership before. So a late order of a dead chief can spoil nothing.
 
 A save or restore is a job, and a job belongs to a session. Whatever ends a job ends it by ``_end``: an order that drops
 or commits it, another leadership, the end of its session, the stop of the task. An ended job accepts no order, and its
@@ -50,29 +51,29 @@ from runtime.state.write_gate import Gate, lapsed
 from runtime.tensor_spec import Array, TensorSpec, aligned_buffer
 
 JOIN_SECS = 60.0
-"""How long the first order under another leadership waits for orders that work on jobs of the one before."""
+"""The longest time that the first order under a new leadership waits for orders under the leadership before."""
 QUIET_SECS = 2.0
-"""How long a snapshot waits for stages that are under way, and for the rest of half-done steps."""
+"""The longest time that a snapshot waits for stages under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
-"""A job that no order has named for so long is ended by the next order: the order to drop it has got lost."""
+"""A job that no order has named for this time is ended by the next order: the order to drop the job was lost."""
 MAX_ARRAY_BYTES = 2**62
 VALUES_OF_JOBS = 8
-"""Of how many saves and restores a task can tell whether its variables have changed since."""
+"""Number of saves and restores of which a task remembers the values, to answer the order ``changed``."""
 
 _NOTHING = np.empty((0,), np.uint8)
 
 UNFENCED = frozenset(("states", "changed"))
-"""Orders that anybody may give: they only ask."""
+"""Orders that are obeyed under any leadership, because they only ask."""
 
 BEGINS_JOB = frozenset(("take", "read", "receive"))
-"""Orders that begin a job, which the session that sends them owns."""
+"""Orders that begin a job. The session that sends the order owns the job."""
 
 Order = pb.CheckpointOrder
 Reply = pb.CheckpointReply
 
 
 class Sender(NamedTuple):
-    """The leadership under which an order comes, and the session that sends it."""
+    """The leadership under which an order comes, and the session that sends the order."""
 
     leadership: Leadership
     session: int
@@ -83,18 +84,18 @@ class Job:
     """A save or restore on this task, from the order that begins it to its end.
 
     Attributes:
-        sender: of the order that began the job. The job ends with this session, and under another leadership.
-        slices: the parts of variables that are saved or restored.
+        sender: sender of the order that began the job. The job ends with this session, and under another leadership.
+        slices: parts of variables that are saved or restored.
         arrays: for each slice, the value that was taken or read.
-        done: bytes written, read, or sent to the process that writes them.
-        incoming: for each slice, the bytes received so far, where they come in byte ranges.
-        first: index of the first slice whose array is still held; the arrays of those before it were sent.
+        done: bytes written, read, or sent to the process that writes.
+        incoming: for each slice, the bytes received so far; empty if the task reads files itself.
+        first: index of the first slice whose array is still held; earlier arrays were sent.
         before: bytes of the arrays that were sent.
         used_at: ``time.monotonic()`` of the last order that named the job.
         why: reason of the end; empty while the job is under way.
-        ended: set with ``why``.
+        ended: event that is set together with ``why``.
         at_work: True while an order writes, reads or commits it.
-        taken: the reply to the order to take; an order whose reply got lost comes again.
+        taken: the reply to the order to take, for the same order again after its reply was lost.
         written: the reply to the order to write.
     """
 
@@ -118,12 +119,12 @@ class CheckpointParticipant:
 
     Args:
         store: the task's variables.
-        task: its name, for errors.
-        gate: holds its writing stages.
-        devices: its devices by (type, index): where restored values go.
-        limits: how long orders hold updates back, and how many saves and restores are under way at once.
-        connected: returns True while a session has a connection to this task. A session without one owns no job,
-            because nothing would tell its end.
+        task: name of the task, for errors.
+        gate: gate that holds writing stages of the task back.
+        devices: devices of the task by (type, index); restored values go there.
+        limits: bounds of the time that orders hold updates back, and of the number of jobs.
+        connected: returns True while a session has a connection to this task. A session without a connection owns no
+            job, because the task would not notice the end of the session.
     """
 
     def __init__(
@@ -142,19 +143,21 @@ class CheckpointParticipant:
         self._gate = gate
         self._devices = devices
         self._jobs_changed = threading.Condition()
-        self._served = NOBODY  # the leadership of the last order
+        # Leadership of the last order; jobs of earlier leaderships are ended.
+        self._served = NOBODY
         self._jobs: dict[int, Job] = {}
-        """Those under way, and those that have ended while an order works on them."""
+        """Jobs under way, and ended jobs while an order works on them."""
         self._why_ended: OrderedDict[int, str] = OrderedDict()
-        """By number of a job, the reason of its end, for orders that come late."""
-        self._committed = 0  # the last restore: its order may come again
+        """Reason of the end by number of a job, for orders that come late."""
+        # Job of the last restore, whose order comes again if the reply was lost.
+        self._committed = 0
         self._taking = threading.Lock()
         self._values: OrderedDict[int, Values] = OrderedDict()
         self._resumed = False
         self.cores: int | None = None
-        """Of this machine, for this task: by them its writing is paced; None asks the operating system."""
+        """Cores of this machine for this task, by which writing is paced; None asks the operating system."""
         self.roots = Roots()
-        """Where orders may have it write and read."""
+        """Directories below which orders may have the task write and read."""
         self._table: dict[str, Callable[..., Message | int | None]] = {
             "pause": self._pause,
             "let_through": self._let_through,
@@ -175,14 +178,14 @@ class CheckpointParticipant:
 
         Args:
             order: the order.
-            cancelled: set when nobody waits for the reply any more; its deadline is that of the order.
+            cancelled: set when no caller waits for the reply any more; has the deadline of the order.
 
         Raises:
-            AbortedError: it comes under another leadership than the task obeys.
-            InvalidArgumentError: this version knows no such order.
+            AbortedError: The order comes under another leadership than the task obeys.
+            InvalidArgumentError: This version knows no such order.
             CancelledError: ``cancelled`` was set.
-            DeadlineExceededError: its deadline has passed.
-            OpError: what went wrong, by class.
+            DeadlineExceededError: The deadline of the order has passed.
+            OpError: The order failed; the class says how.
         """
         name = order.WhichOneof("order")
         cancelled = cancelled or Cancellation()
@@ -199,18 +202,19 @@ class CheckpointParticipant:
         return Reply() if answer is None else Reply(**{name: answer})  # type: ignore[arg-type]
 
     def resume(self) -> None:
-        """Goes on, in another process, as the task that earlier orders were given to. The jobs it had are lost."""
+        """Continues as the task of another process, whose jobs are lost."""
         self._resumed = True
 
     def _check(self, leadership: Leadership) -> None:
         self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
 
     def _serve(self, leadership: Leadership, cancelled: Cancellation) -> None:
-        """Checks that an order comes under the leadership that the task obeys, and ends the jobs of earlier ones."""
+        """Checks the leadership of an order and ends the jobs of earlier leaderships."""
         with self._jobs_changed:
             self._check(leadership)
             if leadership != self._served:
-                self._gate.open()  # a chief that has paused it and lost the lead takes nothing any more
+                # A chief that paused the gate and lost the lead takes nothing any more.
+                self._gate.open()
             self._served = leadership
             unused = time.monotonic() - UNUSED_SECS
             lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work]
@@ -224,7 +228,7 @@ class CheckpointParticipant:
     # -- the life of a job -------------------------------------------------------------------------------------
 
     def _begin(self, number: int, job: Job) -> Job:
-        """Adds a job; returns the one of that number if an earlier try of the same order has begun it."""
+        """Adds a job; returns the existing job of that number if the order comes again."""
         with self._jobs_changed:
             self._check(job.sender.leadership)
             if number in self._why_ended or number in self._jobs:
@@ -240,7 +244,7 @@ class CheckpointParticipant:
             return job
 
     def _job(self, number: int) -> Job:
-        """Returns the job of a number, and notes its use."""
+        """Returns the job of a number and notes the time of use."""
         with self._jobs_changed:
             job, why = self._jobs.get(number), self._why_ended.get(number)
         if why is not None:
@@ -256,7 +260,7 @@ class CheckpointParticipant:
 
     @contextmanager
     def _worked_on(self, job: Job, order: Cancellation, what: str) -> Iterator[None]:
-        """Waits until no other order works on a job, then keeps others from it for the block."""
+        """Waits until no other order works on a job, then reserves the job for the block."""
         with self._jobs_changed:
             order.wait_for(self._jobs_changed, lambda: not job.at_work, what)
             self._check_alive(job)
@@ -277,16 +281,17 @@ class CheckpointParticipant:
         return AbortedError(f"this checkpoint job has ended: {why}", task=self._task)
 
     def _end(self, numbers: Iterable[int], why: str, *, ordered: bool = False) -> None:
-        """Ends jobs, whatever the reason.
+        """Ends jobs; every end of a job comes by this method.
 
         Args:
-            numbers: of the jobs; those that are not there have ended already.
-            why: the reason, for orders that come later.
-            ordered: True where the job's own client ends it, as every save ends; only other ends are logged.
+            numbers: numbers of the jobs. A number without a job is noted for late orders, too.
+            why: reason of the end, for orders that come later.
+            ordered: True if the job's own client ends the job, as every save ends. Only other ends are logged.
         """
         with self._jobs_changed:
             for number in numbers:
-                self._why_ended.setdefault(number, why)  # also of one that a late order would begin
+                # An order to drop may overtake the order that begins the job. That order must begin nothing then.
+                self._why_ended.setdefault(number, why)
                 job = self._jobs.get(number)
                 if job is not None and not job.why:
                     if not ordered:
@@ -306,15 +311,15 @@ class CheckpointParticipant:
         """Ends the jobs of a session that is not expected back.
 
         Args:
-            session: the owner.
-            why: for orders that come all the same.
+            session: owner of the jobs.
+            why: reason of the end, for late orders of the session.
         """
         with self._jobs_changed:
             numbers = [number for number, job in self._jobs.items() if job.sender.session == session]
         self._end(numbers, why)
 
     def close(self) -> None:
-        """Ends all jobs, as the task stops; waits for nothing."""
+        """Ends all jobs because the task stops; waits for nothing."""
         self._end(list(self._jobs), "its server has stopped")
 
     # -- the snapshot ------------------------------------------------------------------------------------------
@@ -328,7 +333,8 @@ class CheckpointParticipant:
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
             self._check(sender.leadership)
-        except AbortedError:  # another chief has come meanwhile: its first order may have opened the gate just before
+        except AbortedError:
+            # Another chief has taken the lead. Its first order may have opened the gate before this order paused it.
             self._gate.resume(order.job)
             raise
         now = time.monotonic()
@@ -368,7 +374,8 @@ class CheckpointParticipant:
             values = self._store.values(keys)
         finally:
             held = self._gate.resume(order.job)
-        if not held:  # something was written since the tasks were paused: each has taken another instant
+        # Without the pause until now, a step may have written here after another task took its references.
+        if not held:
             raise lapsed(self._task)
         arrays = []
         number = 0
@@ -431,14 +438,20 @@ class CheckpointParticipant:
                 return storage.write_store(directory, arrays, cancelled=job.ended.is_set, wrote=wrote, pace=pace)
 
             written = in_background(write, "checkpoint-writer")
-            job.arrays = []  # the next updates may work in place again
+            # Without these references, updates may work in place again.
+            job.arrays = []
             self._check_alive(job)
             files = [pb.FileDef(path=f, size=n, crc32=c) for f, n, c in written.files]
             job.written = Reply.Written(files=files, with_nan=written.with_nan)
             return job.written
 
     def _to_write(self, order: Order.Write) -> str:
-        """Where an order wants a save; what is finished is not written again."""
+        """Makes the directory that an order names and returns its path.
+
+        Raises:
+            AlreadyExistsError: A checkpoint is there, finished or begun.
+            PermissionDeniedError: The directory is not below a root.
+        """
         check_process_id(order.process_id)
         self.roots.check(order.directory)
         self._check_there(order.directory)
@@ -446,7 +459,8 @@ class CheckpointParticipant:
         free = not storage.is_store(directory) and not storage.is_store(order.directory)
         if free and storage.is_local(directory):
             try:
-                os.mkdir(directory)  # of two orders one makes it, and no link is followed
+                # Of two orders only one makes the directory. A link at the end of the path is not followed.
+                os.mkdir(directory)
             except FileExistsError:
                 free = False
             except OSError as error:
@@ -456,7 +470,8 @@ class CheckpointParticipant:
                 f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
                 task=self._task,
             )
-        self.roots.check_inside(directory)  # as it is now, wherever links on the way led before
+        # Links on the way may have changed since the first check.
+        self.roots.check_inside(directory)
         return directory
 
     def _progress(self, sender: Sender, order: Order.Progress, cancelled: Cancellation) -> int:
@@ -465,7 +480,10 @@ class CheckpointParticipant:
     # -- restoring ---------------------------------------------------------------------------------------------
 
     def _check_there(self, path: str, part: str = "") -> None:
-        """Raises FailedPreconditionError unless this task sees what its coordinator sees: that is no damage."""
+        """Raises FailedPreconditionError if a path is missing on this machine.
+
+        The coordinator sees the path, so the tasks do not share the directory. The checkpoint is not damaged.
+        """
         whole = os.path.join(path, part) if part else path
         if not storage.is_local(path):
             return
@@ -473,7 +491,8 @@ class CheckpointParticipant:
             os.stat(whole)
         except OSError as error:
             if error.errno not in storage.NOTHING_THERE:
-                return  # whoever reads it tells
+                # The read that follows reports every other error.
+                return
             raise FailedPreconditionError(
                 f"the checkpoint {'file' if part else 'directory'} {whole} is not there on this machine: put it on a "
                 "file system that all ps tasks share, under the same path, or use transfer='stream'",
@@ -492,11 +511,13 @@ class CheckpointParticipant:
             check()
             path = file_below(order.directory, file.path)
             self.roots.check_inside(path)
-            self._check_there(order.directory, storage.MANIFEST_FILE)  # of no other directory anything is compared
+            # Only files of checkpoints are compared: the answer would tell a stranger the content of other files.
+            self._check_there(order.directory, storage.MANIFEST_FILE)
             self._check(sender.leadership)
             try:
                 same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside, check)
-            except OpError:  # some are OSErrors, too
+            except OpError:
+                # Some errors of this class are also OSErrors, which the next clause would catch.
                 raise
             except OSError as error:
                 if error.errno in storage.NOTHING_THERE:
@@ -515,11 +536,13 @@ class CheckpointParticipant:
         self._check_there(order.directory)
         for stored in order.slices:
             file_below(order.directory, stored.key)
-        if storage.is_local(order.directory) and storage.has_arrays(order.directory):  # else nothing in there is read
+        # Without a store the read fails below, before any array is opened.
+        if storage.is_local(order.directory) and storage.has_arrays(order.directory):
             self.roots.check_tree(order.directory)
         job = self._begin(order.job, Job(sender, [VariableSlice.from_proto(s) for s in order.slices]))
         with self._worked_on(job, cancelled, "reading a checkpoint"):
-            if job.arrays:  # an earlier try of the same order has read them
+            # The same order has come before, and its reply was lost.
+            if job.arrays:
                 return job.done
             read: list[Any] = []
             arrays = storage.read_each(
@@ -531,7 +554,8 @@ class CheckpointParticipant:
                 mapped=order.mapped,
                 cancelled=job.ended.is_set,
             )
-            for s, array in zip(job.slices, arrays, strict=False):  # the next ones are read meanwhile
+            # The next arrays are read while one is placed. A job that ends stops the reading, so there may be fewer.
+            for s, array in zip(job.slices, arrays, strict=False):
                 job.done += array.nbytes
                 read.append(self._placed_on_device(s, array))
             self._check_alive(job)
@@ -546,7 +570,8 @@ class CheckpointParticipant:
             raise InvalidArgumentError(
                 f"no device {s.device.type}:{s.device.index} here for {s.variable.name!r}", task=self._task
             )
-        with jax.enable_x64(True):  # else 64-bit arrays are narrowed
+        # Without x64, JAX would narrow arrays of 64 bits.
+        with jax.enable_x64(True):
             return jax.device_put(array, device).block_until_ready()
 
     def _commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
@@ -559,13 +584,15 @@ class CheckpointParticipant:
                     raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
                 values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
                 given = self._store.replace(values, lambda: self._check(sender.leadership))
-                self._gate.forget()  # what dead workers left half done is overwritten
+                # The restore has overwritten the writes of steps that dead workers left half done.
+                self._gate.forget()
                 if order.origin:
                     self._note_values(order.origin, given)
                 self._committed = order.job
                 self._end([order.job], "it was committed", ordered=True)
         except AbortedError:
-            if order.job != self._committed:  # else an earlier try of the same order has done it meanwhile
+            # While this order waited, the same order may have committed the job before.
+            if order.job != self._committed:
                 raise
 
     def _drop(self, sender: Sender, order: Order.Drop, cancelled: Cancellation) -> None:
@@ -574,22 +601,23 @@ class CheckpointParticipant:
     # -- without a shared directory --------------------------------------------------------------------------
 
     def pull(self, byte_range: ByteRange, client: int) -> tuple[Array, int]:
-        """Returns a piece of what a job has taken; the coordinator asks for slices one after the other.
+        """Returns bytes that a job has taken; the coordinator asks for slices in order.
 
         Args:
-            byte_range: which.
-            client: the session that asks: the owner of the job.
+            byte_range: place of the bytes.
+            client: session that asks, which must own the job.
 
         Returns:
-            The bytes, uint8 [size], not copied, and how many writing stages have come so far.
+            The bytes, uint8 [size], not copied, and the number of writing stages so far.
 
         Raises:
-            AbortedError: another chief has claimed the task since, or the job has ended.
-            NotFoundError: there is no such job of this session.
+            AbortedError: Another chief has claimed the task since, or the job has ended.
+            NotFoundError: The session has no such job.
         """
         with self._job_of(byte_range, client) as job:
             raw = bytes_of(job.arrays[byte_range.part], byte_range)
-            for index in range(job.first, byte_range.part):  # they were sent: the next updates may work in place again
+            # Earlier slices were sent. Without these references, updates may work in place again.
+            for index in range(job.first, byte_range.part):
                 job.arrays[index] = _NOTHING
                 job.before += job.slices[index].stored.nbytes
             job.first = max(job.first, byte_range.part)
@@ -597,15 +625,15 @@ class CheckpointParticipant:
         return raw, self._gate.entered
 
     def push(self, byte_range: ByteRange, data: Array, client: int) -> None:
-        """Stores a piece of what a job will commit; the pieces of a slice come from its first byte to its last.
+        """Stores bytes that a job will commit; the bytes of a slice come in order.
 
         Args:
-            byte_range: which.
+            byte_range: place of the bytes.
             data: uint8 [size], copied.
             client: as in ``pull``.
 
         Raises:
-            DataLossError: the piece before it did not come.
+            DataLossError: Earlier bytes of the slice did not come.
             AbortedError, NotFoundError: as ``pull``.
         """
         with self._job_of(byte_range, client) as job:
@@ -616,7 +644,7 @@ class CheckpointParticipant:
 
     @contextmanager
     def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[Job]:
-        """Keeps others from the job of a piece for the block."""
+        """Reserves the job of a byte range for the block."""
         self._check(byte_range.leadership)
         job = self._job(byte_range.job)
         if job.sender.session != client:
@@ -642,7 +670,7 @@ class CheckpointParticipant:
 
 
 def _check_chunks(s: VariableSlice) -> None:
-    """Raises InvalidArgumentError unless a slice can be written where it is said to lie."""
+    """Raises InvalidArgumentError unless a slice fits its array and its chunks."""
     full, offset, chunk, shape = s.array.full_shape, s.array.offset, s.array.chunk, s.array.shape
     if s.spec.is_string or (
         len(full) == len(offset) == len(chunk) == len(shape)

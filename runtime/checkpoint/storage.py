@@ -1,6 +1,7 @@
 """Arrays on disk: zarr arrays in an OCDBT key-value store, written and read with tensorstore as Orbax does.
 
-Tensorstore is imported when the first array is written or read: a task that never does either starts without it.
+Tasks write and read their own arrays here. The chief merges the stores of the tasks, and streams arrays. Tensorstore is
+imported with the first array, so that a task without checkpoints starts faster.
 """
 
 from __future__ import annotations
@@ -48,36 +49,39 @@ from runtime.errors import (
 from runtime.tensor_spec import Array, aligned
 
 GROUP_BYTES = 64 << 20
-"""Arrays are committed in groups of about so many bytes ..."""
+"""Bytes of the groups in which arrays are committed, about."""
 GROUPS_IN_FLIGHT = 2
-"""... of which so many are under way at once."""
+"""Number of groups that are under way at once."""
 CORES_PER_WRITER = 4
-"""One thread writes files for every so many cores: more would slow down training, not speed up the disk."""
+"""Cores for each thread that writes files: more threads would slow training and not speed up the disk."""
 READERS = 16
 READS_IN_FLIGHT = 4
-"""How many arrays are read at once."""
+"""Number of arrays that are read at once."""
 CHUNK_TIMES = 4
 CHUNK_BYTES = 64 << 20
-"""A chunk may be so many times as large as its array, or so many bytes: others write arrays in chunks of one size."""
+"""Limits of a chunk, in sizes of its array and in bytes, of which the larger counts.
+
+Other programs write small arrays in chunks of a fixed size.
+"""
 _MANIFEST_MAGIC = bytes.fromhex("0cdb3a2a")
 _NODE_MAGIC = bytes.fromhex("0cdb20de")
 _MANIFEST_BYTES = 1 << 20
-"""A longer manifest is none of ours."""
+"""The longest manifest, in bytes, that a store of a Saver has."""
 _HEAD_BYTES = 14
-"""Magic number, length, version, and how the rest is compressed."""
+"""Bytes of the magic number, the length, the version, and the kind of compression."""
 METADATA_BYTES = 16 << 20
-"""The most that a file may have that says what an array is, or where a store's values lie."""
+"""The largest metadata file of an array or a store, in bytes."""
 ALIGNMENT = 64
-"""XLA takes an array of host memory that begins at a multiple of so many bytes as it is, without a copy."""
+"""Bytes to whose multiples memory must be aligned, so that XLA takes an array without a copy."""
 MANIFEST_FILE = "bellwether.json"
-"""What is in every checkpoint of ours, with the checksums of its files."""
+"""File with checksums in every checkpoint of a Saver."""
 _STORE_FILE = "manifest.ocdbt"
-"""What is in every OCDBT store, and only there."""
+"""File of every OCDBT store, and of nothing else."""
 _ARRAY_FILES = (".zarray", "zarr.json")
-"""One of these is in every zarr array that lies in files of its own."""
+"""Metadata files, of which a zarr array in files of its own has one."""
 _PACKED = "{} is packed, so no task reads it: Saver(transfer='stream') reads it and sends the values"
 _TS_THREADS = "ts_pool_worker"
-"""What tensorstore's threads are called."""
+"""Name of tensorstore's threads in the operating system."""
 
 
 def _never() -> bool:
@@ -95,20 +99,20 @@ def _context(ts: Any, *, threads: int = READERS, mapped: bool = False) -> Any:
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is of a mounted file system, not ``gs://`` or ``s3://``."""
+    """Returns True for a path of a mounted file system, not ``gs://`` or ``s3://``."""
     return "://" not in path
 
 
 def absolute(path: str) -> str:
-    """A path that means the same to a task that was started in another directory; links stay as they are.
+    """Returns an absolute path, which tasks of another working directory can use.
 
-    Where a link leads may differ from host to host.
+    Links stay as they are, because a link may lead elsewhere on another host.
     """
     return os.path.abspath(path) if is_local(path) else path
 
 
 def _base(path: str) -> Any:
-    """The key-value store under a directory."""
+    """Returns tensorstore's spec of the files below a directory."""
     path = path.rstrip("/") + "/"
     return {"driver": "file", "path": path} if is_local(path) else path
 
@@ -121,7 +125,7 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
         return {**base, "path": base["path"] + (f"{key}/" if key else "")}
     spec: dict[str, Any] = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
     if isinstance(base, dict):
-        # Data files need no rename each; the manifest does.
+        # Data files have unique names and are written once. Only the manifest needs the atomic rename.
         spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
     if write:
         spec.update(
@@ -129,9 +133,11 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
                 "max_inline_value_bytes": 1024,
                 "max_decoded_node_bytes": 100_000_000,
                 "manifest_kind": "single",
-                "compression": None,  # so nothing in the store is larger than on disk, and tasks read it
+                # A task reads only stores that unpack to no more than their size on disk.
+                "compression": None,
             },
-            assume_config=True,  # nobody else writes into this store
+            # No other process writes into this store.
+            assume_config=True,
             target_data_file_size=2**31 if isinstance(base, dict) else 400 << 20,
         )
     if key is not None:
@@ -148,21 +154,22 @@ def write_arrays(
     pace: Pace | None = None,
     with_nan: set[str] | None = None,
 ) -> Generator[int, None, None]:
-    """Writes arrays into the OCDBT store in ``directory``; nothing is copied on the way.
+    """Writes arrays into an OCDBT store without a copy.
 
     Args:
-        directory: where; made when it is not there.
-        arrays: the arrays, none of which may change until this ends.
-        group_bytes: arrays are committed in groups of about so many bytes ...
-        in_flight: ... of which so many are under way while the next one is made.
-        pace: when to rest between groups.
-        with_nan: is given the keys of the arrays in which there is a NaN.
+        directory: directory of the store; created if needed.
+        arrays: places and values. No array may change until the generator ends.
+        group_bytes: bytes of a group that is committed at once, about.
+        in_flight: number of groups under way while the next group begins.
+        pace: decides the rests between groups; None never rests.
+        with_nan: receives the keys of the arrays with a NaN.
 
     Yields:
-        The bytes of each group that is on disk. Who asks for no more ends the writing.
+        The bytes of each group that is on disk. Closing the generator ends the writing.
 
     Raises:
-        DiskFullError: the disk is full.
+        DiskFullError: The disk is full.
+        DataLossError: The store cannot be written.
     """
     writer = _GroupWriter(directory, set() if with_nan is None else with_nan)
     since = time.monotonic()
@@ -268,8 +275,8 @@ class WrittenStore(NamedTuple):
     """A store that was written.
 
     Attributes:
-        files: path below the directory's parent, size in bytes and CRC-32 of each; none where there is no file system.
-        with_nan: the keys of the arrays in which there is a NaN.
+        files: path below the directory's parent, size in bytes and CRC-32 of each file; empty for an object store.
+        with_nan: keys of the arrays with a NaN, sorted.
     """
 
     files: list[tuple[str, int, int]]
@@ -286,19 +293,19 @@ def write_store(
     in_flight: int = GROUPS_IN_FLIGHT,
     pace: Pace | None = None,
 ) -> WrittenStore:
-    """Writes arrays as ``write_arrays`` does, so that they survive a power cut.
+    """Writes a store that survives a power cut, and sums its files.
 
     Args:
-        directory: where; made when it is not there.
+        directory: directory of the store; created if needed.
         arrays: as in ``write_arrays``.
-        cancelled: asked after each group; when true, writing ends.
-        wrote: told the number of bytes of each group that is on disk.
+        cancelled: called after each group; True ends the writing.
+        wrote: called with the bytes of each group that is on disk.
         group_bytes: as in ``write_arrays``.
         in_flight: as in ``write_arrays``.
         pace: as in ``write_arrays``.
 
     Returns:
-        What has been written.
+        The files of the store and the keys with a NaN.
     """
     with_nan: set[str] = set()
     local = is_local(directory)
@@ -313,32 +320,35 @@ def write_store(
             if cancelled():
                 break
             if local:
-                sums.advance()  # while the next arrays are on their way to the disk
+                # Finished files are summed while the next arrays are on their way to the disk.
+                sums.advance()
     if not local:
         return WrittenStore([], sorted(with_nan))
-    sync_tree(directory, files=False)  # tensorstore has synced the files
+    # Tensorstore has synced the files, and no directory.
+    sync_tree(directory, files=False)
     name = os.path.basename(directory)
     files = [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
     return WrittenStore(files, sorted(with_nan))
 
 
 def has_nan(array: Array) -> bool:
-    """Whether a number in an array is NaN; a model whose variables have such numbers has diverged."""
-    import jax.numpy as jnp  # who only reads starts without it
+    """Returns True if an array has a NaN: such a model has diverged."""
+    # A process that only reads checkpoints does not import JAX for this function.
+    import jax.numpy as jnp
 
     return bool(jnp.issubdtype(array.dtype, np.inexact)) and bool(np.isnan(array).any())
 
 
 def merge(directory: str, parts: Iterable[str]) -> None:
-    """Makes one OCDBT store of several below it. The values stay in the files where they are.
+    """Makes one OCDBT store of several below its directory; values stay in their files.
 
     Args:
-        directory: of the whole store.
-        parts: names of the sub-directories that are stores; no two have the same key.
+        directory: directory of the whole store.
+        parts: names of the sub-directories with a store each. No two have a key in common.
 
     Raises:
-        DiskFullError: the disk is full.
-        DataLossError: a part cannot be read, or the whole not be written.
+        DiskFullError: The disk is full.
+        DataLossError: A part cannot be read, or the whole store cannot be written.
     """
     import tensorstore as ts
 
@@ -359,15 +369,15 @@ def merge(directory: str, parts: Iterable[str]) -> None:
 
 
 def has_arrays(path: str) -> bool:
-    """Returns True if a local directory is an OCDBT store, as far as the names of its files tell."""
+    """Returns True if a local directory has the file of an OCDBT store."""
     return os.path.lexists(os.path.join(path, _STORE_FILE))
 
 
 def is_store(directory: str) -> bool:
-    """Whether a directory holds an OCDBT store that somebody has committed to.
+    """Returns True if a directory holds an OCDBT store with a commit.
 
     Raises:
-        DataLossError: it cannot be looked into.
+        DataLossError: The directory cannot be read.
     """
     import tensorstore as ts
 
@@ -379,14 +389,13 @@ def is_store(directory: str) -> bool:
 
 
 def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
-    """What an OCDBT store lacks of what it should hold, by its own index; no values are read.
+    """Returns a line for each array that an OCDBT store does not hold as a whole.
+
+    The index of the store tells. No values are read.
 
     Args:
-        directory: of the store.
-        arrays: whole ones.
-
-    Returns:
-        One line for each array that is not there as a whole; empty when all are.
+        directory: directory of the store.
+        arrays: whole arrays that the store should hold.
     """
     import tensorstore as ts
 
@@ -431,7 +440,8 @@ def _groups(arrays: Iterable[tuple[ArraySlice, Array]], limit: int) -> Iterator[
             group, size = [], 0
         group.append(item)
         size += item[1].nbytes
-        if size >= limit:  # now, and not only when the next item is there
+        # A full group goes at once: the next item may be long in coming from another task.
+        if size >= limit:
             yield group
             group, size = [], 0
     if group:
@@ -439,17 +449,18 @@ def _groups(arrays: Iterable[tuple[ArraySlice, Array]], limit: int) -> Iterator[
 
 
 def _blocks(placed: ArraySlice, array: Array, limit: int) -> Iterator[tuple[ArraySlice, Array]]:
-    """An array, in blocks when it is larger than a group: else writing it could not rest in the middle."""
+    """Yields an array, cut into blocks if it is larger than a group, so that writing can rest in between."""
     if array.nbytes <= limit:
         yield placed, array
         return
-    array = np.asarray(array)  # a view: slices of a jax array are copies
+    # Slices of a JAX array are copies, and slices of this view are not.
+    array = np.asarray(array)
     for block in placed.blocks(limit):
         yield block, array[block.region(placed.offset)]
 
 
 def write_error(directory: str, error: Exception) -> OpError:
-    """What an error of the system, or of tensorstore, says of a write: the disk is full, or something else."""
+    """Returns DiskFullError or DataLossError for a write error of the system or tensorstore."""
     text = " ".join(str(error).split())
     for reason in ("No space left on device", "Disk quota exceeded", "File too large", "RESOURCE_EXHAUSTED"):
         if reason in text:
@@ -468,9 +479,9 @@ def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, 
 
 
 def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
-    """Raises DataLossError where the files that say what an array is are none: tensorstore reads them whole.
+    """Raises DataLossError if a metadata file is not a regular file or too large.
 
-    It ends the process where there is no memory for that.
+    Tensorstore reads such a file as a whole, and ends the process if there is no memory for that.
     """
     if not is_local(directory):
         return
@@ -478,7 +489,8 @@ def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
     for name in names:
         try:
             about = os.stat(name)
-        except OSError:  # who reads it tells
+        except OSError:
+            # Tensorstore reports the error when it reads the file.
             continue
         if not stat.S_ISREG(about.st_mode) or about.st_size > METADATA_BYTES:
             raise DataLossError(
@@ -487,9 +499,9 @@ def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
 
 
 def _is_plain(directory: str) -> bool:
-    """Whether nothing of a local OCDBT store's index is compressed: its manifest, and the one node that it has.
+    """Returns True if a local OCDBT store's manifest and its only node are not compressed.
 
-    The format: https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
+    The format is specified at https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
     """
     try:
         with open(os.open(os.path.join(directory, _STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -503,28 +515,30 @@ def _is_plain(directory: str) -> bool:
             file.seek(offset)
             return _is_plain_head(file.read(_HEAD_BYTES), _NODE_MAGIC)
     except OSError:
-        return True  # who reads it tells
+        # Tensorstore reports the error when it reads the file.
+        return True
     except (IndexError, UnicodeDecodeError):
         return False
 
 
 def _is_plain_head(head: bytes, magic: bytes) -> bool:
-    """Whether what begins so says that it is of the format's one version, and not compressed."""
+    """Returns True for the head of an uncompressed file of format version 0."""
     return len(head) >= _HEAD_BYTES and head[:4] == magic and head[12:14] == bytes(2)
 
 
 def _plain_root(manifest: bytes) -> tuple[str, int] | None:
-    """The file and the place of the newest version's root in a manifest, None where that or more may be compressed.
+    """Returns the file and the offset of the newest version's root, or None if more may be compressed.
 
     Raises:
-        IndexError, UnicodeDecodeError: it is none.
+        IndexError, UnicodeDecodeError: The bytes are no manifest.
     """
     if not _is_plain_head(manifest, _MANIFEST_MAGIC):
         return None
-    at = _HEAD_BYTES + 16  # the store's id
+    # The id of the store, 16 bytes, follows the head.
+    at = _HEAD_BYTES + 16
 
     def number() -> int:
-        """The next one, in seven bits of each byte."""
+        """Reads the next number, which has seven bits in each byte."""
         nonlocal at
         value = shift = 0
         while shift < 64:
@@ -539,9 +553,10 @@ def _plain_root(manifest: bytes) -> tuple[str, int] | None:
     def numbers(count: int) -> list[int]:
         return [number() for _ in range(count)]
 
-    kind, _, _ = numbers(3)  # and two limits
-    at += 1  # the arity of the tree of versions
-    if kind or number():  # several manifests, or a compressed index
+    # The configuration: the kind of manifest, two limits, the arity of the version tree, the kind of compression.
+    kind, _, _ = numbers(3)
+    at += 1
+    if kind or number():
         return None
     files = number()
     if not files:
@@ -553,7 +568,8 @@ def _plain_root(manifest: bytes) -> tuple[str, int] | None:
         at += suffix
         paths.append(before)
     versions = number()
-    numbers(versions)  # their generations
+    # The generations of the versions are of no use here.
+    numbers(versions)
     heights = manifest[at : at + versions]
     at += versions
     path, offset = paths[numbers(versions)[-1]], numbers(versions)[-1]
@@ -561,7 +577,7 @@ def _plain_root(manifest: bytes) -> tuple[str, int] | None:
 
 
 def _is_packed(store: Any) -> bool:
-    """Whether the chunks of an array may unpack to more than they are on disk."""
+    """Returns True if chunks of an array may unpack to more than their size on disk."""
     about = store.spec().to_json()["metadata"]
     if "codecs" in about:
         return any(codec["name"] != "bytes" for codec in about["codecs"])
@@ -584,7 +600,7 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
 
 
 def _open_wanted(ts: Any, context: Any, directory: str, placed: ArraySlice, ocdbt: bool, zarr3: bool) -> Any:
-    """An array that is there as it is wanted; raises InvalidArgumentError where its shape or dtype is another."""
+    """Opens an array; raises InvalidArgumentError for another shape or dtype than wanted."""
     store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
     shape = tuple(store.shape)
     if shape != placed.full_shape:
@@ -595,7 +611,7 @@ def _open_wanted(ts: Any, context: Any, directory: str, placed: ArraySlice, ocdb
 
 
 def _check_chunks(store: Any, directory: str, key: str) -> None:
-    """Raises DataLossError where one chunk, which is in memory as a whole when it is read, dwarfs its array."""
+    """Raises DataLossError if a chunk is much larger than its array: a read needs a whole chunk in memory."""
     chunk = store.chunk_layout.read_chunk.shape or ()
     itemsize = store.dtype.numpy_dtype.itemsize
     size, whole = math.prod(chunk) * itemsize, math.prod(store.shape) * itemsize
@@ -606,7 +622,7 @@ def _check_chunks(store: Any, directory: str, key: str) -> None:
 
 
 def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> ArraySlice:
-    """An array as it lies on disk, in the parts in which it is read; arguments and errors as in ``read_arrays``."""
+    """Returns an array as it lies on disk, with its chunks; arguments and errors are those of ``read_arrays``."""
     import tensorstore as ts
 
     store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
@@ -625,27 +641,30 @@ def read_each(
     cancelled: Callable[[], bool] = _never,
     at_once: int = READS_IN_FLIGHT,
 ) -> Iterator[Array]:
-    """Reads blocks of arrays, each no more of the file than it needs, and gives one after the other.
+    """Reads blocks of arrays, and of each file only the chunks that a block needs.
 
-    The arrays are aligned for XLA, which takes them as they are.
+    The arrays are aligned for XLA, which takes them without a copy.
 
     Args:
-        directory: of the store.
-        wanted: what to read; ``shape`` and ``dtype`` are compared with the file.
-        ocdbt: whether the arrays lie in an OCDBT store, or in files of their own.
-        zarr3: whether they are of zarr's third version.
-        only_plain: refuse what is packed. Tensorstore unpacks an index, or a chunk, as a whole, and ends the process
-            where there is no memory for that.
-        mapped: map files into memory instead of copying them twice. A file that the disk cannot give kills the process
-            then, so it is for files that have just been read as a whole.
-        cancelled: asked before each array; when true, reading ends.
-        at_once: how many are being read at a time.
+        directory: directory of the store.
+        wanted: blocks to read; ``shape`` and ``dtype`` are compared with the file.
+        ocdbt: True if the arrays lie in an OCDBT store, False if in files of their own.
+        zarr3: True for the third version of zarr.
+        only_plain: True refuses packed arrays. Tensorstore unpacks an index or a chunk as a whole, and ends the process
+            if there is no memory for that.
+        mapped: True maps files into memory, which saves a copy. A read error of the disk then ends the process, so only
+            files that were just read as a whole may be mapped.
+        cancelled: called before each array; True ends the reading.
+        at_once: number of arrays that are read at a time.
+
+    Yields:
+        The blocks, in the order of ``wanted``.
 
     Raises:
-        DataLossError: an array is damaged or a part of it is missing; names it.
-        NotFoundError: an array is not there.
-        InvalidArgumentError: it has another shape or dtype.
-        FailedPreconditionError: it is packed, and only plain ones are wanted.
+        DataLossError: An array is damaged or incomplete; the message names the array.
+        NotFoundError: An array is missing.
+        InvalidArgumentError: An array has another shape or dtype.
+        FailedPreconditionError: An array is packed, and only plain arrays are wanted.
     """
     import tensorstore as ts
 
@@ -686,7 +705,7 @@ def read_each(
 
 
 def read_arrays(directory: str, wanted: Sequence[ArraySlice], *, ocdbt: bool, zarr3: bool) -> list[Array]:
-    """All that ``read_each`` gives; arguments and errors are the same."""
+    """Reads blocks of arrays into a list; arguments and errors are those of ``read_each``."""
     return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
 
 
