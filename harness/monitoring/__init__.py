@@ -1,6 +1,6 @@
-"""What a run tells of itself while it trains: log lines, figures, profiles, progress.
+"""The reports of a run: log lines, figures, profiles, progress.
 
-``harness.monitoring`` gives what a training program uses; importing it defines the flags of ``program``.
+``harness.monitoring`` has the names for a training program, and its import defines the flags of ``program``.
 """
 
 from absl import flags

@@ -1,7 +1,7 @@
-"""The standard series: what a chief writes for TensorBoard about the whole cluster without being asked.
+"""The standard series: figures of the whole cluster, which the chief writes for TensorBoard.
 
-The chief asks every task for its figures now and then, and writes the rates and means since it last asked. So nothing
-is sent in training steps, and one event file holds the series of all tasks.
+The chief requests the figures of every task at intervals, and writes the rates and means of each interval. So training
+steps send no figures, and one event file has the series of all tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.monitoring.status import probe_tasks
 from harness.tensorboard.plugin_messages import Layout
 
 REQUEST_SECS = 2.0
-"""How long a task has to answer before it is left out of one sample."""
+"""Seconds for an answer, after which a task is left out of a sample."""
 
 LAYOUT: Layout = {
     "Speed": {
@@ -60,26 +60,26 @@ LAYOUT: Layout = {
         "device memory, bytes": ["device_memory_bytes/.*"],
     },
 }
-"""How TensorBoard's custom-scalars page groups the standard series."""
+"""The groups of the standard series on TensorBoard's custom-scalars page."""
 
 _FIGURES = tuple(f.name for f in fields(Figures) if f.name != "gauges")
 _SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
-"""Figures only of tasks that others call."""
+"""Figures only of tasks that receive calls."""
 _GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "backup_lag_steps_max")
 _SWITCHES = ("backup_usable",)
-"""Gauges whose 0 is what one wants to see."""
+"""Gauges of which 0 is worth a point."""
 _SUMS = ("updates_dropped", "recoveries", "backup_recoveries", "steps_lost", "errors")
-"""Sums that are shown as they are, from the first one on that is not zero; their figures end in ``_total``."""
+"""Sums that are shown without a rate, once above zero; the names of their figures end in ``_total``."""
 
 
 def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> dict[str, float]:
-    """The standard series of one task: tag -> value.
+    """Returns the standard series of a task: tag -> value.
 
     Args:
         task: ``/job:ps/task:0``; the tags end in ``ps_0``.
-        before: its earlier report, None for none.
-        now: its report.
-        seconds: between the two.
+        before: the earlier report of the task; None for the first.
+        now: the later report.
+        seconds: seconds between the reports.
     """
     label = _label(task)
     span = figures(before, now, seconds)
@@ -104,21 +104,21 @@ def _label(task: str) -> str:
 
 @runtime_checkable
 class SeriesWriter(Protocol):
-    """What writes the series: a ``FileWriter``, or the user's own."""
+    """The writer of the series: a ``FileWriter``, or a writer of the user."""
 
     def add_layout(self, layout: Layout) -> None:
-        """Says how the custom-scalars page groups them."""
+        """Adds the groups of the custom-scalars page."""
 
     def add_scalars(self, values: Mapping[str, float], global_step: int | None = None) -> None:
         """Adds one number for each tag."""
 
 
 class StandardSeries:
-    """Samples the tasks of a cluster and writes what they did since the last sample.
+    """The standard series of a cluster, from one sample of its tasks to the next.
 
     Args:
-        cluster: the tasks to ask.
-        writer: what writes; gets the layout of the custom-scalars page at once.
+        cluster: the tasks.
+        writer: the writer, which receives the layout of the custom-scalars page at once.
     """
 
     def __init__(self, cluster: rt.ClusterSpec, writer: SeriesWriter) -> None:
@@ -130,7 +130,7 @@ class StandardSeries:
         self._probe()
 
     def write(self, step: int) -> dict[str, float]:
-        """Asks every task, writes one point of each series at ``step``, and gives them: tag -> value."""
+        """Samples every task, writes a point of each series at ``step``, and returns the points: tag -> value."""
         before = dict(self._before)
         self._probe()
         found: dict[str, float] = {}
@@ -156,14 +156,14 @@ class StandardSeries:
 
 
 class SeriesThread(LooperThread):
-    """Writes the standard series at fixed intervals, until a stop.
+    """The thread that writes the standard series at fixed intervals, until a stop.
 
     Args:
-        coord: tells when to stop.
+        coord: the coordinator whose stop ends the thread.
         secs: the interval, seconds.
-        session: gives the global step, and its target tells the cluster.
-        global_step: what to fetch for it.
-        writer: what writes.
+        session: a session for the global step, whose target knows the cluster.
+        global_step: the tensor of the global step.
+        writer: the writer of the series.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class SeriesThread(LooperThread):
         self._series: StandardSeries | None = None
 
     def run_loop(self) -> None:
-        """Writes one point of each series; a cluster that does not answer costs this point, not the training."""
+        """Writes a point of each series; without an answer of the cluster the point is left out."""
         try:
             if self._series is None:
                 self._series = StandardSeries(rt.probe(self._session.target, REQUEST_SECS).cluster, self._writer)

@@ -1,6 +1,6 @@
-"""What a training program offers to those who watch it: log lines, a Prometheus endpoint, a profile of some steps.
+"""The reports of a training program: log lines, a Prometheus endpoint, a profile of some steps.
 
-Importing it defines the flags --metrics_port, --metrics_host, --log_json and --profile_steps.
+The import of the module defines the flags --metrics_port, --metrics_host, --log_json and --profile_steps.
 
     with monitoring.watched(server), monitoring.StepProfiler.from_flags(logdir) as profiler:
         while training:
@@ -54,10 +54,10 @@ _LEVELS = {"CRITICAL": "F", "FATAL": "F", "ERROR": "E", "WARNING": "W", "INFO": 
 
 
 class TaskFormatter(std_logging.Formatter):
-    """One line for each event: level and time, the task, where, and the message; line breaks become spaces.
+    """Log lines of level and time, task, place and message; line breaks become spaces.
 
     Args:
-        task: such as "worker/0"; "" leaves it out.
+        task: name of the task, such as "worker/0"; "" for lines without a name.
     """
 
     def __init__(self, task: str) -> None:
@@ -65,7 +65,7 @@ class TaskFormatter(std_logging.Formatter):
         self._task = f" {task}" if task else ""
 
     def format(self, record: std_logging.LogRecord) -> str:
-        """The line."""
+        """Returns the line of a record."""
         at = datetime.datetime.fromtimestamp(record.created)
         level = _LEVELS.get(record.levelname, record.levelname[:1])
         where = f"{record.filename}:{record.lineno}"
@@ -75,10 +75,10 @@ class TaskFormatter(std_logging.Formatter):
 
 
 class JsonFormatter(std_logging.Formatter):
-    """One JSON object a line, for log collectors; an exception is one of its fields.
+    """Log lines of one JSON object each, for log collectors; an exception is a field.
 
     Args:
-        task: such as "worker/0".
+        task: name of the task, such as "worker/0".
     """
 
     def __init__(self, task: str) -> None:
@@ -86,7 +86,7 @@ class JsonFormatter(std_logging.Formatter):
         self._task = task
 
     def format(self, record: std_logging.LogRecord) -> str:
-        """The line."""
+        """Returns the line of a record."""
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         entry: dict[str, str] = {
             "time": at.isoformat(timespec="milliseconds"),
@@ -101,11 +101,11 @@ class JsonFormatter(std_logging.Formatter):
 
 
 def configure_logging(task: str, as_json: bool = False) -> None:
-    """Makes absl's log lines name the task, where the launcher does not do so. Call it before the server starts.
+    """Makes absl's log lines name the task, unless the launcher does; to be called before the server starts.
 
     Args:
-        task: such as "worker/0".
-        as_json: one JSON object a line.
+        task: name of the task, such as "worker/0".
+        as_json: True for one JSON object a line.
     """
     shown = "" if ATTEMPT_VARIABLE in os.environ else task  # the launcher writes it before every line
     logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(shown))
@@ -119,21 +119,21 @@ def watched(server: rt.Server) -> Iterator[None]:
 
 
 def _flag(name: str) -> Any:
-    """The value of a flag; its default in a program that parses none (argparse, Hydra, a notebook)."""
+    """Returns the value of a flag, or its default in a program that parses no flags (argparse, Hydra, a notebook)."""
     return FLAGS[name].value
 
 
 @contextlib.contextmanager
 def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host: str = "127.0.0.1") -> Iterator[None]:
-    """The same for a program that passes its options instead of leaving them in flags.
+    """Does the work of ``watched`` for a program that passes options and has no flags.
 
-    Under the launcher each task has a port of its own: this one and those after it. A port that is in use costs the
-    figures, not the training: an error is logged.
+    Under the launcher each task has a port of its own, from ``port`` on. A port in use costs the figures and not the
+    training: an error is logged.
 
     Args:
         server: the server of this task.
-        port: of the first task; 0 for any free one, None for no endpoint.
-        as_json: one JSON object a log line.
+        port: port of the first task; 0 for a free port, None for no endpoint.
+        as_json: True for one JSON object a log line.
         host: name or address at which the endpoint listens.
     """
     configure_logging(f"{server.task.job}/{server.task.index}", as_json)
@@ -156,20 +156,20 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
 
 
 def metrics_port(first: int, environ: Mapping[str, str]) -> int:
-    """The port of this task where several tasks of one host were given the same flag; 0 stays any free one."""
+    """Returns the port of this task if several tasks of a host have the same flag; 0 stays a free port."""
     return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
 
 
 class StepProfiler:
-    """Profiles some steps of this task with jax.profiler; for Perfetto and for TensorBoard's profile plugin.
+    """A profile of some steps of this task by jax.profiler, for Perfetto and TensorBoard's profile plugin.
 
-    Other workers move the global step on between two steps of this task. So the profile holds ``end - first`` steps of
-    this task, from its first one at or after the global step ``first``; none when the run was past them at its start.
+    Other workers raise the global step between two steps of this task. So the profile has ``end - first`` steps of this
+    task, from the first step at or after the global step ``first``. A run that starts after ``end`` has no profile.
 
     Args:
         first: the global step from which on the profile begins.
-        end: the global step before which it ends when no other worker trains.
-        directory: where it is written, below ``plugins/profile``.
+        end: the global step before which the profile ends if no other worker trains.
+        directory: the directory, in which the profile is written below ``plugins/profile``.
     """
 
     def __init__(self, first: int, end: int, directory: str) -> None:
@@ -183,20 +183,20 @@ class StepProfiler:
 
     @classmethod
     def from_flags(cls, directory: str, here: bool = True) -> StepProfiler:
-        """The profiler that ``--profile_steps`` asks for; arguments and errors as in ``from_text``."""
+        """Makes the profiler of ``--profile_steps``; arguments and errors as in ``from_text``."""
         return cls.from_text(_flag("profile_steps"), directory, here)
 
     @classmethod
     def from_text(cls, steps: str | None, directory: str, here: bool = True) -> StepProfiler:
-        """The profiler of the steps that a text names; one that does nothing where it is None or empty.
+        """Makes the profiler of the steps in a text, or an idle profiler for None or an empty text.
 
         Args:
             steps: the first step and the end, as in ``100:105``.
-            directory: where it is written.
-            here: False on the tasks that are not to be profiled.
+            directory: directory of the profile.
+            here: False on tasks without a profile.
 
         Raises:
-            ValueError: the text is not of that form, or there is no directory.
+            ValueError: The text is invalid, or there is no directory.
         """
         if not steps or not here:
             nothing = cls(0, 1, directory)
@@ -247,13 +247,13 @@ class StepProfiler:
                 logging.info("the profile is below %s/plugins/profile", self._directory)
 
     def close(self) -> None:
-        """Ends a profile that is running and writes it."""
+        """Ends and writes a running profile."""
         self._profile.close()
 
     def __enter__(self) -> StepProfiler:
-        """Gives the profiler itself."""
+        """Returns the profiler."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Writes a profile that is still running."""
+        """Ends and writes a running profile."""
         self.close()

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 
 class Progress:
-    """Shows global step, epoch, cost and steps per second.
+    """The display of global step, figures and steps per second.
 
     Args:
         total: the global step at which training ends.
@@ -29,7 +29,7 @@ class Progress:
         self._last = (0, time.monotonic())
 
     def update(self, step: int, **shown: float) -> None:
-        """Tells that the global step is ``step``; ``shown`` are figures to print beside it."""
+        """Shows the global step ``step``, with the figures ``shown`` beside."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)

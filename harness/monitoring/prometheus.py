@@ -1,7 +1,7 @@
 """A Prometheus endpoint for one task: the same figures that ``harness.status`` shows, under ``bellwether_...``.
 
-On the loopback anybody may ask. Elsewhere the endpoint asks for what the task itself asks for: TLS with a certificate
-of the cluster's CA, or a bearer token that is derived from the cluster's.
+On the loopback every process may read the figures. Elsewhere the endpoint requires the credentials that the task
+requires: TLS with a certificate of the cluster's CA, or a bearer token that is derived from the cluster's token.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ import runtime as rt
 
 LOCAL_HOST = "127.0.0.1"
 REQUESTS = 8
-"""How many requests are served at once; further ones are turned away, and Prometheus comes again."""
+"""Most requests at once; further requests are refused, and Prometheus repeats a request."""
 REQUEST_SECS = 5.0
-"""How long a request may take, from its connection to the end of its answer."""
+"""Most seconds of a request, from the connection to the end of the answer."""
 _STOP_SECS = 0.1
-"""How long closing takes at most: how often the endpoint looks whether it is to stop."""
+"""Seconds between two looks for a stop, which are the most that ``close`` takes."""
 _PREFIX = "bellwether_"
 
 
 class TaskCollector(Collector):
-    """Gives a server's figures when Prometheus asks."""
+    """The figures of a server, for Prometheus."""
 
     def __init__(self, server: rt.Server) -> None:
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as metric families, with the labels ``job`` and ``task``."""
+        """Yields the figures as metric families, with the labels ``job`` and ``task``."""
         report = self._server.report()
         job, index = self._server.task.job, str(self._server.task.index)
         started = GaugeMetricFamily(f"{_PREFIX}started_unix_secs", "when the task began to serve", labels=_LABELS)
@@ -79,7 +79,7 @@ _LABELS = ("job", "task")
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: a scrape every few seconds is no news."""
+        """Logs nothing, as there is a scrape every few seconds."""
 
 
 class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
@@ -103,7 +103,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Has a thread serve a request, or turns it away."""
+        """Serves a request on a thread, or refuses the request beyond ``REQUESTS``."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -141,7 +141,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         self._free.release()
 
     def service_actions(self) -> None:
-        """Called twice a second: ends requests that take too long."""
+        """Ends requests that take too long; the server calls this at every look for a stop."""
         late = time.monotonic() - REQUEST_SECS
         with self._lock:
             for request, begun in self._begun.items():
@@ -150,14 +150,14 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
                         socket.socket.shutdown(request, socket.SHUT_RDWR)  # not that of TLS, which forgets its state
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of clients that hang up, or are cut off."""
+        """Logs clients that hang up, or are cut off, at level DEBUG only."""
         logging.debug("a request for figures from %s failed", client_address, exc_info=True)
 
 
 def _guarded(
     app: WSGIApplication, bearer: str | None, refuse: Callable[[str, str | Exception], None]
 ) -> WSGIApplication:
-    """An application for those alone who show a bearer token; for all when there is none."""
+    """Returns an application that requires a bearer token, if there is a token."""
     if bearer is None:
         return app
     expected = f"Bearer {bearer}".encode()
@@ -183,13 +183,13 @@ class MetricsServer:
 
     Args:
         server: the task.
-        port: TCP port; 0 takes a free one.
-        host: host name or address to listen on; by default only this machine reaches it, and anybody may ask there.
+        port: TCP port; 0 for a free port.
+        host: host name or address to listen on. The default is the loopback, where every process may read the figures.
 
     Raises:
-        OSError: the port is in use.
-        InvalidArgumentError: others reach the address, and the task has nothing by which to tell who they are.
-        UnauthenticatedError: the token cannot be read any more.
+        OSError: The port is in use.
+        InvalidArgumentError: The address is no loopback, and the task has neither certificates nor a token.
+        UnauthenticatedError: The token cannot be read any more.
     """
 
     def __init__(self, server: rt.Server, port: int, host: str = LOCAL_HOST) -> None:
@@ -222,7 +222,7 @@ class MetricsServer:
         self._thread.join()
 
     def __enter__(self) -> MetricsServer:
-        """Gives the endpoint itself."""
+        """Returns the endpoint."""
         return self
 
     def __exit__(self, *_: object) -> None:

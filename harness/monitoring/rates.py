@@ -1,4 +1,4 @@
-"""Figures of tasks over a span of time: rates and means from two reports of the same task, and how they are shown."""
+"""Figures of tasks over a span of time: rates and means from two reports of a task, and their tables."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _GIVEN_UP = (
     *("INCARNATION", "CONN", "VARS", "CPU", "BYTES", "MEM", "QUEUE", "STALE", "APPLY MS", "PULL/COMP/PUSH"),
     *("STEP MS", "ROLE", "STEPS/S", "STEP"),
 )
-"""The columns that a narrow terminal does not show, in this order."""
+"""The columns that are left out on a narrow terminal, in this order."""
 _GAP = 2
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one task did between two reports; None where it did nothing that tells.
+    """The figures of a task between two reports; None without such work.
 
     Attributes:
         steps_per_sec: training steps that sessions on this task ran.
-        step_ms: mean time of one, milliseconds.
-        pull_ms: of it, reading the variables.
-        compute_ms: of it, computing.
-        push_ms: of it, sending updates and waiting until they are applied. Pipelined steps have only the whole.
+        step_ms: mean time of a step, milliseconds.
+        pull_ms: part of a step that reads the variables.
+        compute_ms: part of a step that computes.
+        push_ms: part of a step that sends updates and waits for them. Pipelined steps have no parts.
         bytes_per_step: tensor bytes that a step sent and received.
         updates_per_sec: updates that were applied to variables of this task.
-        apply_ms: mean time to apply one that came over the network, waiting for its turn included, milliseconds.
-        staleness_mean: by how many other updates the variables had moved on when one was applied.
-        staleness_max: the most.
-        queue_depth: calls that were running or waiting at once, at the most.
+        apply_ms: mean time to apply an update from the network, with the wait for its turn, milliseconds.
+        staleness_mean: mean number of other updates between the reading and the update of variables.
+        staleness_max: the largest such number.
+        queue_depth: most calls that were running or waiting at once.
         received_per_sec: bytes that came over the tensor channel.
         sent_per_sec: bytes that went out over it.
         cpu_percent: of one core, 100 is one core busy.
         checkpoint_seconds: mean time of a checkpoint that the task coordinated.
-        checkpoint_bytes: mean size of one.
+        checkpoint_bytes: mean size of a checkpoint.
         recovery_seconds: mean time that training stood still for a recovery.
         gauges: figures that are not sums, as reported.
     """
@@ -69,7 +69,7 @@ _RATES = {
     "received_per_sec": "bytes_received_total",
     "sent_per_sec": "bytes_sent_total",
 }
-"""Figures that are a sum by the second: the name of the sum."""
+"""Figures that are a growing sum per second, with the name of the sum."""
 _PARTS = ("pull", "compute", "push")
 """Parts of a step, which a pipelined step does not have."""
 _MEANS = {f"{part}_ms": (f"{part}_seconds_total", "steps_total", 1e3) for part in ("step", *_PARTS)} | {
@@ -79,16 +79,16 @@ _MEANS = {f"{part}_ms": (f"{part}_seconds_total", "steps_total", 1e3) for part i
     "checkpoint_bytes": ("checkpoint_bytes_total", "checkpoints_total", 1.0),
     "recovery_seconds": ("recovery_seconds_total", "recoveries_total", 1.0),
 }
-"""Figures that are means: the sum, how many it is of, and the unit of the figure in that of the sum."""
+"""Figures that are means: names of the sum and of the count, and units of the figure in a unit of the sum."""
 
 
 def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> Figures:
-    """What a task did between two reports.
+    """Returns the figures of a task between two reports.
 
     Args:
-        before: the earlier report; None, or one of an earlier process of the task, counts from its start.
-        now: the later one.
-        seconds: between them; since its start when there is no earlier one.
+        before: the earlier report. None, or a report of an earlier process of the task, counts from the start.
+        now: the later report.
+        seconds: seconds between the reports, or since the start.
     """
     if before is not None and before.incarnation != now.incarnation:
         before = None
@@ -105,6 +105,7 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
 
     found: dict[str, Any] = {figure: rate(name) for figure, name in _RATES.items()}
     found |= {figure: mean(*names) for figure, names in _MEANS.items()}
+    # Pipelined steps overlap their parts, so the parts have no times of their own.
     if grown("compute_seconds_total") <= 0:
         found |= dict.fromkeys(f"{part}_ms" for part in _PARTS)
     if before is not None:
@@ -129,7 +130,7 @@ def _staleness(behind: Sequence[int]) -> dict[str, Any]:
 
 
 def sizes(count: float) -> str:
-    """A number of bytes as a person reads it: "318 KB"."""
+    """Returns a number of bytes for people, such as "318 KB"."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(count) < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
@@ -138,7 +139,7 @@ def sizes(count: float) -> str:
 
 
 def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
-    """The columns of a table that hold numbers only, below the heading: they are aligned to the right."""
+    """Returns the columns that have only numbers below the heading, which are aligned to the right."""
     columns = list(zip(*rows, strict=True))
     return frozenset(
         i for i, column in enumerate(columns) if all(_NUMBER.fullmatch(cell) for cell in column[1:] if cell)
@@ -146,7 +147,7 @@ def number_columns(rows: Sequence[Sequence[str]]) -> frozenset[int]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text, the columns aligned, numbers to the right; the first row is the heading."""
+    """Returns rows as text with aligned columns, numbers to the right; the first row is the heading."""
     rows = [[rt.lowlevel.printable(cell) for cell in row] for row in rows]
     numbers = number_columns(rows)
     columns = [_aligned(column, number in numbers) for number, column in enumerate(zip(*rows, strict=True))]

@@ -3,8 +3,8 @@ r"""The state of a cluster in the terminal: `python -m harness.status --target=h
 --cluster takes "ps=a:2222,b:2222;worker=c:2222", the same as JSON, or the name of a JSON file; --target asks one task
 for the cluster that it knows. Workers that have joined the training run besides are shown too, also when they have left
 or are gone. On a terminal the table is coloured, and redrawn in place by --watch. The exit
-code is 0 when every task of the cluster answers and knows the same cluster, or is done with training, 1 when not, 2 for
-bad arguments.
+code is 0 if every task of the cluster answers and knows the same cluster, or is done with training, else 1. It is 2 for
+invalid arguments.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task of the cluster as it was found.
+    """The state of a task of the cluster.
 
     Attributes:
         task: ``/job:ps/task:0``.
-        address: where it was looked for.
-        report: what it said; None when it did not answer.
-        problem: why it does not count as up; ``""`` when it does, or is done.
-        done: it does not answer, and has said before that it is done with training.
-        gone: it does not answer, and no task names it in its cluster: why, in words. Such workers come and go.
+        address: address of the task.
+        report: report of the task; None without an answer.
+        problem: the reason why the task does not count as up; ``""`` if the task is up, or done.
+        done: True if the task does not answer, and has said before that its training is done.
+        gone: the fate, in words, of a task that does not answer and is in no cluster definition. Such workers come
+            and go.
     """
 
     task: str
@@ -52,11 +53,11 @@ class TaskStatus:
 
 
 def parse_cluster(text: str) -> rt.ClusterSpec:
-    """The cluster that ``--cluster`` names.
+    """Returns the cluster of ``--cluster``.
 
     Raises:
-        InvalidArgumentError: it is none of the three forms, or not a cluster.
-        OSError: the file cannot be read.
+        InvalidArgumentError: The text has none of the three forms, or is not a cluster.
+        OSError: The file cannot be read.
     """
     if os.path.exists(text):
         with open(text, encoding="utf-8") as file:
@@ -82,7 +83,7 @@ def parse_cluster(text: str) -> rt.ClusterSpec:
 def probe_tasks(
     cluster: rt.ClusterSpec, timeout_secs: float, variables: bool = False, security: rt.Security | None = None
 ) -> list[TaskStatus]:
-    """Asks every task of a cluster at once, but evaluators, which serve nobody; in its order.
+    """Probes every task of a cluster at once, except evaluators, which serve no task.
 
     ``security`` is as of ``runtime.probe``.
     """
@@ -106,7 +107,7 @@ def probe_tasks(
 def _known(
     state: TaskStatus, named: Collection[str], done: Collection[str], left: Collection[str], silent: Mapping[str, float]
 ) -> TaskStatus:
-    """A task with what the run records say of it, where it does not answer for itself."""
+    """Returns the state of a task, from the run records if the task does not answer."""
     if state.report is not None and state.report.task == state.task:
         return state
     if state.task in left:
@@ -125,7 +126,7 @@ def _order(task: str) -> tuple[str, int]:
 
 
 def _record(state: TaskStatus, timeout_secs: float, security: rt.Security | None) -> rt.lowlevel.RunRecordView | None:
-    """The run record of a task; None when it has none to tell of."""
+    """Returns the run record of a task; None for a task without variables."""
     if state.report is None or not state.report.values.get("variables"):
         return None
     only = rt.SessionConfig(device_filters=(state.task,))
@@ -161,11 +162,11 @@ def _probe_one(
 
 
 def role(task: str, others: Collection[str] = ()) -> str:
-    """What a task does, from its job: "ps", "chief", "worker", or the job's own name.
+    """Returns the role of a task, from its job: "ps", "chief", "worker", or the name of the job.
 
     Args:
-        task: its name.
-        others: the tasks of the cluster: worker 0 is the chief where none of them has a job of that name.
+        task: name of the task.
+        others: the tasks of the cluster. Worker 0 is the chief of a cluster without such a job.
     """
     _, job, index = (part.rpartition(":")[2] for part in ("", *task.strip("/").split("/")))
     led = any(other.startswith(("/job:chief/", "/job:master/")) for other in others)
@@ -174,7 +175,7 @@ def role(task: str, others: Collection[str] = ()) -> str:
 
 
 def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) -> list[list[str]]:
-    """The table of tasks, with its heading."""
+    """Returns the table of tasks, with its heading."""
     tasks = [state.task for state in states]
     rows = [["TASK", "ROLE", "STATE", *_COLUMNS, "LAST ERROR"]]
     for state in states:
@@ -217,7 +218,7 @@ _COLUMNS: Mapping[str, Callable[[rt.TaskReport, Figures], str]] = {
     "MEM": lambda report, span: sizes(report.values.get("memory_bytes", 0)),
     "CPU": lambda report, span: f"{span.cpu_percent or 0:.0f}%",
 }
-"""What the table shows of a task that answers, by heading."""
+"""The cells of a task that answers, by heading."""
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -232,7 +233,7 @@ def _duration(seconds: float) -> str:
 
 
 def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
-    """The table of variables, with its heading."""
+    """Returns the table of variables, with its heading."""
     rows = [["VARIABLE", "TASK", "DTYPE", "SHAPE", "BYTES"]]
     for state in states:
         for v in state.report.variables if state.report else ():
@@ -244,12 +245,12 @@ def variable_rows(states: list[TaskStatus]) -> list[list[str]]:
 
 
 def _bytes(dtype: rt.lowlevel.DType, shape: Sequence[int]) -> int | None:
-    """Bytes of a variable's elements; None for strings, which have no fixed size."""
+    """Returns the bytes of a variable's elements; None for strings, which have no fixed size."""
     return None if dtype.hasobject else dtype.itemsize * math.prod(shape)
 
 
 def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str, object]:
-    """The same as a JSON object."""
+    """Returns the states as a JSON object."""
     tasks = []
     for state in states:
         entry: dict[str, object] = {
@@ -280,7 +281,7 @@ def as_json(states: list[TaskStatus], spans: Mapping[str, Figures]) -> dict[str,
 
 
 def is_whole(states: list[TaskStatus]) -> bool:
-    """Whether every task answered, as itself, and knows the same cluster, or is done with training."""
+    """Returns True if every task answers as itself and knows the same cluster, or is done with training."""
     return all(not state.problem for state in states)
 
 
@@ -296,7 +297,7 @@ def _colour(state: TaskStatus) -> int:
 
 
 def _lines(states: list[TaskStatus], spans: Mapping[str, Figures], variables: bool, width: int | None) -> list[str]:
-    """Returns what is shown of a cluster, for a terminal of so many characters or for a pipe."""
+    """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
     rows = as_rows(states, spans, time.time())
     lines = table(fitting(rows, width) if width else rows).splitlines()
     if width and wants_colour("auto", sys.stdout):
@@ -310,7 +311,7 @@ def _lines(states: list[TaskStatus], spans: Mapping[str, Figures], variables: bo
 
 
 def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus], Mapping[str, Figures]], None]:
-    """Returns what shows the state of the cluster, in the form that the arguments and the terminal ask for."""
+    """Returns the function that shows the state of the cluster, by the arguments and the terminal."""
     if options.json:
         return lambda states, spans: print(json.dumps(as_json(states, spans)), flush=True)
     on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -385,6 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_codes.CONFIGURATION.plain
     before = {s.task: s for s in probe_tasks(cluster, options.timeout_secs, security=security)}
     at = time.monotonic()
+    # A rate needs two reports, so the first table comes after an interval.
     never = threading.Event()
     try:
         show = _display(options)

@@ -4,8 +4,8 @@
     sess.run(train_op, feeds, rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE), metadata)
     harness.timeline.write("step.json", metadata)
 
-Every device is a process of the trace: its stages are one row, what it sent, received and fetched another, or several
-where transfers went on at once.
+Every device is a process of the trace. Its stages are a row. Its transfers are another row, or several rows for
+transfers at the same time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _STAGE = "stage"
 
 
 def chrome_trace(run_metadata: rt.RunMetadata) -> dict[str, object]:
-    """The trace as the JSON object of the Trace Event Format; times in microseconds from the step's first event.
+    """Returns the trace as the JSON object of the Trace Event Format, in microseconds from the first event.
 
     Args:
-        run_metadata: of a step run with ``RunOptions.FULL_TRACE``.
+        run_metadata: metadata of a step run with ``RunOptions.FULL_TRACE``.
 
     Raises:
-        ValueError: it holds no trace.
+        ValueError: The metadata has no trace.
     """
     devices = run_metadata.step_stats.dev_stats
     if not devices:
@@ -55,11 +55,11 @@ def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
     """Writes the trace of a step to a file that Perfetto opens.
 
     Args:
-        path: such as "timeline-100.json".
-        run_metadata: of a step run with ``RunOptions.FULL_TRACE``.
+        path: path of the file, such as "timeline-100.json".
+        run_metadata: metadata of a step run with ``RunOptions.FULL_TRACE``.
 
     Raises:
-        ValueError: it holds no trace.
+        ValueError: The metadata has no trace.
     """
     trace = chrome_trace(run_metadata)
     with open(path, "w", encoding="utf-8") as file:
@@ -67,15 +67,15 @@ def write(path: str | os.PathLike[str], run_metadata: rt.RunMetadata) -> None:
 
 
 def _named(kind: str, name: str, index: int, **ids: int) -> Iterable[dict[str, object]]:
-    """Gives the events that name and sort a "process" or a "thread"."""
+    """Yields the events that name and sort a "process" or a "thread"."""
     for what, value in (("name", name), ("sort_index", index)):
         yield {"name": f"{kind}_{what}", "ph": "M", **ids, "args": {what: value}}
 
 
 def _rows(nodes: Iterable[Any]) -> list[list[Any]]:
-    """Nodes, in the order of time, dealt to as few rows as possible so that none overlaps another of its row.
+    """Distributes nodes, in the order of time, to as few rows as possible without overlap in a row.
 
-    Viewers take what overlaps on one thread for calls within calls, and drop what does not nest.
+    Viewers read overlapping events of a thread as nested calls, and drop events that do not nest.
     """
     rows: list[list[Any]] = []
     for node in nodes:
@@ -107,7 +107,7 @@ def _event(
 
 
 def _operations(nodes: Iterable[Any]) -> dict[tuple[int, int, int], list[str]]:
-    """The operations of each stage: they share its times."""
+    """Returns the operations of each stage, by the times of the stage."""
     found: dict[tuple[int, int, int], list[str]] = {}
     for node in nodes:
         if ":" not in node.node_name:

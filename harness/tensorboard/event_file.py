@@ -1,8 +1,8 @@
-"""One event file, and the thread that writes to it: adding an event costs the step loop a put into a queue.
+"""An event file and its writer thread: an added event costs the step loop a put into a queue.
 
-A disk that is full or fails never reaches the training loop. It is told once, events wait in memory for room, and those
-for which there is no place any more are lost and counted (``events_lost_total``). The file only ever grows along one
-stream of whole records, so whoever reads it meanwhile, TensorBoard too, finds at worst a record whose rest is to come.
+An error of the disk never reaches the training loop. The error is logged once, and events wait in memory for room.
+Events beyond the room in memory are lost and counted (``events_lost_total``). The file only grows, by whole records in
+order, so a reader such as TensorBoard finds at worst an unfinished last record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensorboardX.record_writer import RecordWriter, masked_crc32c
 import runtime as rt
 
 KEEP_BYTES = 16 << 20
-"""How many bytes of events wait in memory for a disk that takes none; what comes then is lost."""
+"""Most bytes of events that wait in memory for a disk with an error; later events are lost."""
 _FLUSH_BYTES = 1 << 20
 _RETRY_SECS = 2.0
 _POLL_SECS = 0.5
@@ -31,10 +31,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RecordFile:
-    """Records in TensorFlow's format, in a local file: what is not safely there yet is kept, and written again.
+    """Records in TensorFlow's format in a local file; records are kept until they are safely on disk.
 
     Args:
-        path: the file; made when something is first flushed.
+        path: the file, which the first flush makes.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,17 +44,17 @@ class RecordFile:
         self._kept = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Adds a record to those that the next flush writes."""
+        """Adds a record for the next flush."""
         length = struct.pack("<Q", len(data))
         self._kept += length + struct.pack("<I", masked_crc32c(length))
         self._kept += data
         self._kept += struct.pack("<I", masked_crc32c(data))
 
     def flush(self) -> None:
-        """Writes everything to disk.
+        """Writes all records to disk.
 
         Raises:
-            OSError: it did not work; the next flush writes the same bytes to the same place.
+            OSError: The disk has failed; the next flush writes the same bytes to the same place.
         """
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
@@ -63,14 +63,15 @@ class RecordFile:
             while written < len(data):
                 written += os.pwrite(self._file, data[written:], self._synced + written)
             os.fsync(self._file)
-        except OSError:  # a file system that comes back may need the file to be opened again
+        except OSError:
+            # A network file system that comes back may need the file to be opened again.
             self.close()
             raise
         self._synced += written
         self._kept.clear()
 
     def close(self) -> None:
-        """Closes the file; what was not flushed is dropped."""
+        """Closes the file, and drops records that were not flushed."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # everything that counts has been synced
                 os.close(self._file)
@@ -82,16 +83,16 @@ class EventFile:
 
     Args:
         logdir: an existing directory, or a place that tensorboardX can write to (gs://, s3://).
-        max_queue: how many events may wait for the writer thread before ``put`` blocks.
-        flush_secs: how often what was written is flushed to disk.
+        max_queue: events that may wait for the writer thread before ``put`` blocks.
+        flush_secs: seconds between two flushes to disk.
         suffix: end of the file's name.
 
     Attributes:
         path: the file.
-        lost: how many events there was no place for.
+        lost: number of events that were lost.
 
     Raises:
-        OSError: the file cannot be made, and not because the disk is full.
+        OSError: The file cannot be made, for another reason than a full disk.
     """
 
     def __init__(self, logdir: str, max_queue: int, flush_secs: float, suffix: str) -> None:
@@ -120,7 +121,7 @@ class EventFile:
                     return
 
     def flush(self) -> bool:
-        """Tries to write everything; returns whether every event that was put until now is on disk, or lost."""
+        """Tries to write all events; returns True if every event so far is on disk, or lost."""
         done = threading.Event()
         self.put(done)
         while not done.wait(_POLL_SECS):
@@ -129,7 +130,7 @@ class EventFile:
         return not self._failure
 
     def close(self) -> None:
-        """Flushes, ends the thread and closes the file; what the disk does not take now is lost."""
+        """Flushes, ends the thread and closes the file; events that the disk does not take now are lost."""
         self.put(None)
         self._thread.join()
         if self._failure:
@@ -154,7 +155,7 @@ class EventFile:
         rt.lowlevel.metrics.add("events_lost_total", count)
 
     def _flush(self) -> None:
-        """Writes what waits; whatever goes wrong is told, not raised: nobody's training depends on it."""
+        """Writes the waiting events; errors are logged and not raised, as no training depends on events."""
         try:
             self._records.flush()
         except Exception as error:
@@ -200,7 +201,7 @@ def _events(count: int) -> str:
 
 
 def _new_path(logdir: str, suffix: str) -> str:
-    """A file name that no writer has: reopening within a second must not write over what is there."""
+    """Returns a file name that no writer has, as a file that is opened again within a second must be a new file."""
     second = int(time.time())
     while True:
         path = f"{logdir.rstrip('/')}/events.out.tfevents.{second:010d}.{socket.gethostname()}{suffix}"

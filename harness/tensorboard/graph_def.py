@@ -10,10 +10,10 @@ _PRODUCER = 22  # the version of GraphDef that these messages follow
 
 
 def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:
-    """The GraphDef of ``graph``: one node for each operation.
+    """Returns the GraphDef of ``graph``, with a node for each operation.
 
-    A node has the operation's name (its name scopes are its path), type, device as asked for, inputs and control
-    inputs, and the attributes ``dtype`` and ``_output_shapes``.
+    A node has the name (with name scopes as its path), type, requested device, inputs and control inputs of the
+    operation, and the attributes ``dtype`` and ``_output_shapes``.
     """
     message = graph_pb2.GraphDef()
     message.versions.producer = _PRODUCER

@@ -15,12 +15,12 @@ Layout = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def hparams_summary(values: Mapping[str, object], metrics: Sequence[str] = (), now: float | None = None) -> Summary:
-    """The Summary message that gives a run its row in TensorBoard's table of hyperparameters.
+    """Returns the Summary message that gives a run its row in TensorBoard's table of hyperparameters.
 
     Args:
-        values: name -> bool, number or string; anything else is shown as ``str`` of it, None is left out.
+        values: name -> bool, number or string. Other values are shown as text, and None is left out.
         metrics: tags of scalars of the same run to show in the row.
-        now: when the run began, seconds since the epoch; now by default.
+        now: beginning of the run, seconds since the epoch; now by default.
     """
     experiment, start, _ = summary.hparams({k: _plain(v) for k, v in values.items()}, dict.fromkeys(metrics))
     plugin = start.value[0].metadata.plugin_data
@@ -37,7 +37,7 @@ def _plain(value: object) -> bool | float | str | None:
 
 
 def custom_scalars_summary(layout: Layout) -> Summary:
-    """The Summary message that groups scalars into charts of TensorBoard's custom-scalars page."""
+    """Returns the Summary message that groups scalars into charts of TensorBoard's custom-scalars page."""
     return summary.custom_scalars(
         {
             category: {title: ("Multiline", list(tags)) for title, tags in charts.items()}

@@ -1,7 +1,7 @@
 """Summaries: operations that give a serialized Summary message, evaluated as part of a step like any tensor.
 
-They run on the task that is the session's target, whatever device scope they are made in. Their tags are the names
-given to them inside the open name scope, with ``_1``, ``_2`` ... where the graph has a summary of that tag already.
+Summaries run on the target of the session, in any device scope. The tag of a summary is its name inside the open name
+scope, with ``_1``, ``_2`` ... if the graph has a summary of that tag already.
 
     harness.summary.scalar("loss", loss)
     merged = harness.summary.merge_all()
@@ -20,7 +20,7 @@ import numpy as np
 import runtime as rt
 
 _tags: weakref.WeakKeyDictionary[rt.Graph, set[str]] = weakref.WeakKeyDictionary()
-"""The tags that each graph has summaries of."""
+"""The tags of the summaries of each graph."""
 _ILLEGAL = re.compile(r"[^-/\w.]")
 _STRING = np.dtype(object)
 
@@ -28,19 +28,19 @@ _STRING = np.dtype(object)
 def scalar(
     name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
 ) -> rt.Tensor:
-    """One number.
+    """Makes a summary of a number.
 
     Args:
         name: the tag, inside the open name scope.
         tensor: a number of any numeric dtype, shape ``()`` (or unknown until the step runs).
-        collections: keys of the graph collections to add it to; ``SUMMARIES`` by default.
+        collections: keys of the graph collections for the summary; ``SUMMARIES`` by default.
         family: a prefix that groups tags in TensorBoard.
 
     Returns:
         A string tensor of shape ``()``.
 
     Raises:
-        InvalidArgumentError: not a number; when the step runs if the shape is not known before.
+        InvalidArgumentError: The tensor is not a number. An unknown shape is checked when the step runs.
     """
     value = rt.as_tensor(tensor)
     if value.shape is not None and any(size != 1 for size in value.shape):
@@ -51,16 +51,16 @@ def scalar(
 def histogram(
     name: str, values: rt.TensorLike, collections: Iterable[str] | None = None, family: str | None = None
 ) -> rt.Tensor:
-    """The distribution of the elements of ``values``, any shape and numeric dtype.
+    """Makes a summary of the distribution of ``values``, of any shape and numeric dtype.
 
     Args:
         name: the tag.
-        values: what to count.
+        values: the numbers to count.
         collections: as in ``scalar``.
         family: as in ``scalar``.
 
     Raises:
-        InvalidArgumentError: when the step runs, if an element is NaN or infinite; names the tag.
+        InvalidArgumentError: An element is NaN or infinite when the step runs; the error names the tag.
     """
     return _summary("histogram", "HistogramSummary", name, [values], {}, collections, family)
 
@@ -72,18 +72,18 @@ def image(
     collections: Iterable[str] | None = None,
     family: str | None = None,
 ) -> rt.Tensor:
-    """Pictures.
+    """Makes a summary of pictures.
 
     Args:
         name: the tag; the pictures get ``/image`` (one) or ``/image/0``, ``/image/1`` ... appended.
-        tensor: ``[batch, height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels. ``uint8`` is shown as
-            it is; other dtypes are scaled so that the largest value is 255, or 0 is grey where some are negative.
-        max_outputs: how many pictures of the batch.
+        tensor: ``[batch, height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels. ``uint8`` is
+            not scaled. Other dtypes are scaled so that the largest value is 255, or 0 is grey if some are negative.
+        max_outputs: most pictures of the batch.
         collections: as in ``scalar``.
         family: as in ``scalar``.
 
     Raises:
-        InvalidArgumentError: another rank or number of channels.
+        InvalidArgumentError: The tensor has another rank or number of channels.
     """
     value = _ranked(name, tensor, (4,), "[batch, height, width, channels]")
     attrs = {"max_outputs": _positive(max_outputs)}
@@ -98,18 +98,18 @@ def audio(
     collections: Iterable[str] | None = None,
     family: str | None = None,
 ) -> rt.Tensor:
-    """Sound clips.
+    """Makes a summary of sound clips.
 
     Args:
         name: the tag; the clips get ``/audio`` (one) or ``/audio/0`` ... appended.
         tensor: ``[batch, frames]`` or ``[batch, frames, channels]``, floats from -1 to 1.
         sample_rate: samples per second, a number or a tensor.
-        max_outputs: how many clips of the batch.
+        max_outputs: most clips of the batch.
         collections: as in ``scalar``.
         family: as in ``scalar``.
 
     Raises:
-        InvalidArgumentError: another rank.
+        InvalidArgumentError: The tensor has another rank.
     """
     value = _ranked(name, tensor, (2, 3), "[batch, frames] or [batch, frames, channels]")
     attrs = {"max_outputs": _positive(max_outputs)}
@@ -117,7 +117,7 @@ def audio(
 
 
 def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = None) -> rt.Tensor:
-    """Strings, shown as Markdown; a vector or matrix of strings becomes a table.
+    """Makes a summary of strings, shown as Markdown; a vector or matrix becomes a table.
 
     Args:
         name: the tag.
@@ -125,7 +125,7 @@ def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = N
         collections: as in ``scalar``.
 
     Raises:
-        ValueError: ``tensor`` holds no strings.
+        ValueError: ``tensor`` has no strings.
     """
     value = rt.as_tensor(tensor)
     if value.dtype != _STRING:
@@ -139,13 +139,13 @@ def hparams(
     name: str = "hparams",
     collections: Iterable[str] | None = None,
 ) -> rt.Tensor:
-    """The hyperparameters of a run, for TensorBoard's table of runs: a constant, to be written once.
+    """Makes a constant summary of a run's hyperparameters, for TensorBoard's table of runs.
 
     Args:
-        values: name -> bool, number or string; anything else is shown as ``str`` of it, None is left out.
-        metrics: tags of scalars to show beside them, such as "accuracy".
+        values: name -> bool, number or string. Other values are shown as text, and None is left out.
+        metrics: tags of scalars in the row, such as "accuracy".
         name: operation name.
-        collections: as in ``scalar``, but none by default: every step that merges it would write it again.
+        collections: as in ``scalar``, but none by default, because the row is written once.
     """
     from harness.tensorboard.plugin_messages import hparams_summary
 
@@ -157,11 +157,11 @@ def hparams(
 def merge(
     inputs: Sequence[rt.TensorLike], collections: Iterable[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
-    """One summary with all the values of ``inputs``.
+    """Merges summaries into one summary with all their values.
 
     Args:
-        inputs: summaries (string tensors); one given twice counts once.
-        collections: keys of the graph collections to add it to; none by default.
+        inputs: summaries (string tensors); a repeated summary counts once.
+        collections: keys of the graph collections for the merged summary; none by default.
         name: operation name, "Merge" by default.
     """
     tensors = list(dict.fromkeys(rt.as_tensor(i) for i in inputs))
@@ -178,11 +178,11 @@ def merge(
 
 
 def merge_all(key: str = rt.GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None) -> rt.Tensor | None:
-    """One summary with all those in the collection ``key`` of the default graph, or None when there are none.
+    """Merges the summaries in a collection of the default graph; returns None for an empty collection.
 
     Args:
         key: the collection.
-        scope: only those whose name begins with this (a regular expression).
+        scope: regular expression for the beginning of the names.
         name: operation name.
     """
     found = rt.get_default_graph().get_collection(key, scope)
@@ -223,7 +223,7 @@ def _collected(tensor: rt.Tensor, collections: Iterable[str]) -> rt.Tensor:
 
 
 def _clean(name: str) -> str:
-    """Characters that no name may hold become ``_``, as in TensorFlow 1."""
+    """Replaces the illegal characters of a name by ``_``, as in TensorFlow 1."""
     cleaned = _ILLEGAL.sub("_", name).lstrip("/-_")
     if not cleaned:
         raise rt.InvalidArgumentError(f"{name!r} is not a tag: give it a letter or a digit")

@@ -1,4 +1,4 @@
-"""FileWriter: what TensorBoard reads - summaries, graphs, run metadata, session logs - into event files."""
+"""FileWriter: summaries, graphs, run metadata and session logs in event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_PLACE = {
     *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
     *(errno.EPERM, errno.EROFS),
 }
-"""Errors of a directory that cannot be made or written to, and never will without somebody's help."""
+"""Errors of a directory that stays unusable until a person helps."""
 _FLUSH_SECS = 2.0
 _FLUSH_STORE_SECS = 120.0
 _LENGTH = struct.Struct("<Q")
@@ -36,32 +36,32 @@ _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
 _FOOTER_BYTES = _CHECKSUM.size
 _BLOCK_BYTES = 1 << 20
 MOST_RECORD_BYTES = 16 << 20
-"""A larger record is passed over when a file is read: as messages, its parts may take thirty times as much memory."""
+"""Most bytes of a record that is read: as messages, the parts may take thirty times as much memory."""
 MOST_TAGS = 1 << 16
 MOST_KEPT_BYTES = 256 << 20
-"""Where the last points of so many tags, or of so many bytes, would have to be remembered, none is repeated."""
+"""Most bytes of last points in memory. Beyond these bytes, or ``MOST_TAGS``, no point is repeated."""
 
 
 class FileWriter:
-    """Writes event files into a directory; a thread of its own does the writing. Any number of threads may use it.
+    """A writer of event files into a directory, with a thread of its own. Thread safe.
 
     Several processes may write into one directory, each with its own ``filename_suffix``; TensorBoard shows a directory
     as one run, so series that several processes write under one tag belong in directories of their own.
 
-    A disk that is full or fails is logged, and no method raises because of it: what is added meanwhile waits in memory,
-    up to 16 MiB, and is written when there is room; what is more is lost and counted (``events_lost_total``).
+    An error of the disk is logged and not raised. Events that are added meanwhile wait in memory, up to 16 MiB, and are
+    written when there is room. Further events are lost and counted (``events_lost_total``).
 
     Args:
-        logdir: the directory, made if it is not there.
+        logdir: the directory, which is made if missing.
         graph: a graph to write at once.
-        max_queue: how many events may wait to be written before adding one blocks.
-        flush_secs: how often events are flushed to disk, seconds; the first one is at once. By default every 2 s,
+        max_queue: events that may wait for the thread before an added event blocks.
+        flush_secs: seconds between two flushes to disk; the first flush is at once. By default every 2 s,
             and every 120 s in a cloud store, where a flush writes the whole file again.
         filename_suffix: end of the file names.
 
     Raises:
-        PermissionDeniedError: the directory cannot be made, or nothing can be written to it; says what to do.
-        OSError: the same for another reason (a full disk is no reason for the file).
+        PermissionDeniedError: The directory cannot be made or written to; the error says what to do.
+        OSError: The file cannot be made for another reason than a full disk.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FileWriter:
         self._rests = False
         self._file: EventFile | None = None
         self.on_scalars: Callable[[Mapping[str, float], int | None], object] | None = None
-        """Called with every number that is written, by tag, and its step, or None. Its errors are logged."""
+        """A function that receives the numbers of each event, by tag, and the step or None. Errors are logged."""
         self._open()
         if graph is not None:
             self.add_graph(graph)
@@ -109,12 +109,12 @@ class FileWriter:
         self._warned = False
 
     def get_logdir(self) -> str:
-        """The directory that was given."""
+        """Returns the directory."""
         return self._logdir
 
     @property
     def path(self) -> str | None:
-        """The event file that is being written, None when closed."""
+        """The present event file; None while closed."""
         file = self._file
         return None if file is None else file.path
 
@@ -124,11 +124,11 @@ class FileWriter:
         """Adds a summary.
 
         Args:
-            summary: what evaluating a summary gave (bytes), or a Summary message.
-            global_step: the step it belongs to.
+            summary: the value of a summary (bytes), or a Summary message.
+            global_step: the step of the summary.
 
         Raises:
-            TypeError: it is neither.
+            TypeError: The summary is neither.
         """
         if isinstance(summary, bytes):
             message = summary_pb2.Summary.FromString(summary)
@@ -150,7 +150,7 @@ class FileWriter:
                     logging.log_every_n_seconds(logging.WARNING, "on_scalars: %s: %s", 60, type(error).__name__, error)
 
     def _describe_once(self, message: summary_pb2.Summary) -> None:
-        """Takes out what has been said about tags: readers keep what the first value of a tag says about it."""
+        """Removes repeated metadata: readers keep the metadata of the first value of a tag."""
         with self._lock:
             lost = 0 if self._file is None else self._file.lost
             if lost != self._described_at_loss:  # perhaps the very values that said it
@@ -181,7 +181,7 @@ class FileWriter:
         """Adds a graph, for TensorBoard's graph page.
 
         Raises:
-            TypeError: it is neither a Graph nor a GraphDef message.
+            TypeError: The graph is neither a Graph nor a GraphDef message.
         """
         message = graph_def(graph) if isinstance(graph, rt.Graph) else graph
         if not hasattr(message, "node"):
@@ -189,15 +189,15 @@ class FileWriter:
         self._add(event_pb2.Event(graph_def=message.SerializeToString()), global_step)
 
     def add_run_metadata(self, run_metadata: Message, tag: str, global_step: SupportsInt | None = None) -> None:
-        """Adds what a traced step found out: compute times and bytes, shown on the graph page under ``tag``.
+        """Adds the compute times and bytes of a traced step, for the graph page.
 
         Args:
             run_metadata: a ``runtime.RunMetadata`` or a message of that shape.
             tag: name of the step in TensorBoard, such as "step 100".
-            global_step: its step.
+            global_step: the step.
 
         Raises:
-            ValueError: this writer has had the tag.
+            ValueError: The tag was used before.
         """
         with self._lock:
             if tag in self._metadata_tags:
@@ -254,12 +254,12 @@ class FileWriter:
     # -- life --------------------------------------------------------------------------------------------------
 
     def flush(self) -> bool:
-        """Tries to write everything that was added; returns whether it is on disk (what is lost is logged)."""
+        """Tries to write all events; returns True if they are on disk. Lost events are logged."""
         file = self._file
         return file is None or file.flush()
 
     def close(self) -> None:
-        """Flushes and closes the file; what is added later is dropped with a warning. Does nothing the second time."""
+        """Flushes and closes the file; later events are dropped with a warning. A second call does nothing."""
         with self._lock:
             file, self._file = self._file, None
         if file is not None:
@@ -267,20 +267,20 @@ class FileWriter:
             file.close()
 
     def rest(self) -> None:
-        """Closes the file, and ends its thread, until something is added: that opens a new file, as ``reopen`` does."""
+        """Closes the file and ends its thread until the next event, which opens a new file as ``reopen`` does."""
         if self._file is not None:
             self.close()
             self._rests = True
 
     def reopen(self) -> None:
-        """Opens a new file in the same directory after ``close``; does nothing while one is open."""
+        """Opens a new file in the same directory after ``close``; does nothing while a file is open."""
         with self._lock:
             self._rests = False
             if self._file is None:
                 self._open()
 
     def __enter__(self) -> FileWriter:
-        """Gives the writer itself."""
+        """Returns the writer."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -313,10 +313,10 @@ class FileWriterCache:
 
 
 def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
-    """The events of a file, each with its bytes and the masked CRC-32C that these should have.
+    """Yields the events of a file, each with its bytes and the masked CRC-32C that was written for the bytes.
 
-    They end where the file ends or was cut off by a crash. A length that is not the one that was written (its checksum
-    tells) makes the rest unreadable, as does an error of the disk: that is logged, and so is how many records are none.
+    The events end with the file, or where a crash has cut off the file. A length with a wrong checksum, or an error of
+    the disk, ends them too, and is logged. Records that are no events are skipped, and their number is logged.
     """
     bad = 0
     try:
@@ -355,27 +355,27 @@ def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
 
 
 def read_events(path: str) -> Iterator[event_pb2.Event]:
-    """The Event messages of a file, up to where it ends or was cut off by a crash; damaged ones are left out.
+    """Yields the Event messages of a file up to its end, or a cut by a crash, without damaged records.
 
-    Of the checksums only those of the lengths are looked at: a damaged event that is a message still is not noticed.
+    Only the checksums of lengths are checked: a damaged event that is still a message is not noticed.
     """
     for event, _, _ in _records(path):
         yield event
 
 
 def points_to_repeat(logdir: str, step: int, *, suffix: str = "", but: str = "") -> list[event_pb2.Event]:
-    """Events that repeat the last point before ``step`` of every tag that has points at ``step`` or later.
+    """Returns events that repeat the last point before ``step`` of each tag with points from ``step`` on.
 
     TensorBoard's slow loader drops later points when it reads a session log START with a step. Its fast loader, the
     default, does not look at session logs: it drops the points of a tag from step p on when a new point of that tag
     comes with step p. So after a restart the last good point of every tag that went too far is written once more.
 
-    Damaged files cost what is damaged: no point is repeated that was not written so.
+    Damaged records are left out: only points that were written so are repeated.
 
     Args:
-        logdir: where the event files are.
-        step: the step that the run starts again from.
-        suffix: only of files whose names end so.
+        logdir: directory of the event files.
+        step: the step from which the run starts again.
+        suffix: end of the names of the files to read.
         but: path of a file to leave out.
     """
     points = _LastPoints(step)

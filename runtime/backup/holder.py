@@ -159,6 +159,7 @@ class BackupHolder:
         came = unpacked(header["put"], arrays)
         with self._lock:
             known = self._process_ids.get(task, [])
+            # A thawed process that was replaced would overwrite the image of the process in its place.
             if process_id in known[:-1] or known and known[-1] != process_id and not header["hello"]:
                 return {"refused": REFUSED_PROCESS}
             self._introduce(task, process_id)

@@ -229,6 +229,7 @@ class Primary:
             self.count()
             self.settle()
             return reply
+        # An image must not have half of an update, so updates wait while an image is taken, for microseconds.
         with self._lock:
             while self._paused:
                 self._resumed.wait(_WAIT_SECS)
@@ -388,6 +389,7 @@ class Primary:
 
     def _sent_image(self, version: int, capture: Capture) -> bool:
         """Sends the entries that have changed; returns True if the holder has the image now."""
+        # The references are released as soon as the changed entries are encoded: until then updates copy arrays.
         known = self._tokens
         try:
             tokens = {name: part.token for name, part in capture.parts.items()}

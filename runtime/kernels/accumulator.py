@@ -155,6 +155,7 @@ def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = Non
         reduction: "mean" or "sum".
         out: memory for the result.
     """
+    # Integers are steps, equal for all workers: a mean in floats could round them.
     first = arrays[0]
     if reduction == MEAN and first.dtype.kind in "iub":
         return first

@@ -145,6 +145,7 @@ class StepGradients:
 
     def mean_of(self, chosen: Sequence[Contribution]) -> list[Array]:
         """Returns the means, added in the order of the workers: always to the same bits. The memory is used again."""
+        # Sums of floats depend on the order, and workers arrive in any order.
         ordered = sorted(chosen, key=lambda c: c.worker)
         columns = list(zip(*(c.arrays for c in ordered), strict=True))
         specs = [(column[0].shape, column[0].dtype) for column in columns]

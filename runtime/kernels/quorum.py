@@ -214,6 +214,7 @@ class QuorumResource(Resource):
                 self.counts.dropped += 1
                 return step, False
             contribution = self._add(worker, arrays)
+            # A caller that stops waiting takes its gradients along, as its next life pushes them again.
             try:
                 while contribution.counted is None:
                     if self._can_decide():

@@ -132,6 +132,7 @@ class Participants:
 
     def missing(self) -> list[str]:
         """Returns the tasks that take part, or are expected, and are not done."""
+        # A task that has joined need not be in the cluster that this task knows: workers may be added.
         expected = () if self.elastic else sorted(self._environment.expected)
         everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
         return [task for task in everybody if task not in self.done]  # one that joined need not be in this cluster

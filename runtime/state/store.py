@@ -260,8 +260,9 @@ class Store:
             with self.lock:
                 slots = list(self._slots.values())
             with Claim(slots), self.lock:
+                # A variable was made between the two locks, and its stage may be part of a step on other variables.
                 if len(slots) < len(self._slots):
-                    continue  # a variable was made in between
+                    continue
                 return self._referenced(slots), self.run.state(), list(self._resources)
 
     def release(self, slots: Iterable[Slot]) -> None:
@@ -312,6 +313,7 @@ class Store:
             The names of the variables that have lost their values, now or before.
         """
         slots = list(slots)
+        # A running stage may be about to give the variable a new array: its claim ends first.
         with Claim(slots):
             gone = [slot for slot in slots if _is_gone(slot.value)]
             with self.lock:

@@ -68,6 +68,7 @@ class Gate:
     def enter(self, key: StepKey) -> None:
         """Waits while the gate is paused, and notes that a writing stage runs."""
         with self._changed:
+            # A coordinator that dies opens no gate, so each stage looks at the end of the pause itself.
             while self._snapshot and key not in self._allowed:
                 left = self._open_at - time.monotonic()
                 if left <= 0:
