@@ -1,4 +1,4 @@
-"""Where a block of an array lies in a checkpoint."""
+"""The place of a block of an array in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ArraySlice:
 
     Attributes:
         key: path of the array in the checkpoint's key-value store.
-        shape: of the block.
-        dtype: of its elements; ``object`` for strings, which lie on disk as bytes.
-        full_shape: of the whole array.
-        offset: where the block begins in it.
-        chunk: zarr chunk shape, for writing: blocks begin and end at multiples of it.
+        shape: shape of the block.
+        dtype: dtype of the elements; ``object`` for strings, which lie on disk as bytes.
+        full_shape: shape of the whole array.
+        offset: index of the block's first element in the whole array.
+        chunk: shape of a zarr chunk, for writing. Blocks begin and end at multiples of the chunk.
     """
 
     key: str
@@ -33,12 +33,12 @@ class ArraySlice:
 
     @classmethod
     def whole(cls, key: str, shape: tuple[int, ...], dtype: DType) -> ArraySlice:
-        """A whole array."""
+        """Returns a whole array, without chunks."""
         return cls(key, shape, dtype, shape, (0,) * len(shape))
 
     @classmethod
     def of_bytes(cls, key: str, size: int) -> ArraySlice:
-        """A whole array of so many bytes in one chunk, which is how strings lie on disk."""
+        """Returns a whole array of ``size`` bytes in one chunk, which is the form of strings on disk."""
         return cls(key, (size,), np.dtype(np.uint8), (size,), (0,), (max(size, 1),))
 
     @property
@@ -47,15 +47,15 @@ class ArraySlice:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def region(self, origin: tuple[int, ...] | None = None) -> tuple[slice, ...]:
-        """The block as an index of the whole array, or of a block of it that begins at ``origin``."""
+        """Returns the block as an index of the whole array, or of a block that begins at ``origin``."""
         starts = self.offset if origin is None else [o - p for o, p in zip(self.offset, origin, strict=True)]
         return tuple(slice(s, s + n) for s, n in zip(starts, self.shape, strict=True))
 
     def blocks(self, limit: int) -> Iterator[ArraySlice]:
-        """Cuts the block into smaller ones that follow each other in memory and share no chunk.
+        """Cuts the block into smaller blocks that follow each other in memory and share no chunk.
 
         Args:
-            limit: bytes that one should have at most; more only where a chunk is larger.
+            limit: largest size of a block in bytes. A block is larger only if a chunk is.
 
         Yields:
             The blocks, in C order.

@@ -1,7 +1,7 @@
 """Byte ranges of variables: how a checkpoint crosses the tensor channel where the tasks share no directory.
 
-The coordinator asks for byte ranges of what a job has taken, and gives byte ranges of what it shall restore. A byte
-range says where it belongs, so that one that is sent twice (after a broken connection) is neither lost nor doubled.
+The coordinator requests byte ranges that a job has taken, and sends byte ranges that a job shall restore. A byte range
+has its place in the job. So a byte range that is sent twice, after a broken connection, is neither lost nor doubled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class ByteRange(NamedTuple):
     """Some bytes of one slice of a job.
 
     Attributes:
-        epoch: of the leadership under which it is asked for.
-        owner: of that leadership.
+        epoch: epoch of the leadership under which the bytes are requested.
+        owner: owner of that leadership.
         job: random id of the save or restore.
-        part: which of the job's slices on the task.
-        offset: the first byte, in C order.
-        size: how many bytes.
+        part: index of the slice among those of the job on the task.
+        offset: offset of the first byte, in C order.
+        size: number of bytes.
     """
 
     epoch: int
@@ -36,27 +36,27 @@ class ByteRange(NamedTuple):
 
     @classmethod
     def of_job(cls, leadership: Leadership, job: int) -> ByteRange:
-        """What all byte ranges of a job on one task have in common."""
+        """Returns an empty byte range with the fields that all byte ranges of a job on a task share."""
         return cls(leadership.epoch, leadership.owner, job)
 
     @property
     def leadership(self) -> Leadership:
-        """Under which it is asked for."""
+        """The leadership under which the bytes are requested."""
         return Leadership(self.epoch, self.owner)
 
     @classmethod
     def from_array(cls, array: Array) -> ByteRange:
-        """Reads what ``to_array`` made.
+        """Returns the byte range of an array that ``to_array`` made.
 
         Raises:
-            InvalidArgumentError: it is something else.
+            InvalidArgumentError: The array has another dtype or shape.
         """
         if array.dtype != np.uint64 or array.shape != (len(cls._fields),):
             raise InvalidArgumentError(f"a byte range of a checkpoint is asked for by {array.dtype}{list(array.shape)}")
         return cls(*array.tolist())
 
     def to_array(self) -> Array:
-        """The byte range as uint64[6], as it is asked for over the tensor channel."""
+        """Returns the byte range as uint64 [6], the form on the tensor channel."""
         return np.array(self, np.uint64)
 
 
@@ -65,10 +65,10 @@ COUNT_SPEC = TensorSpec((1,), np.dtype(np.uint64))
 
 
 def bytes_of(array: Array, byte_range: ByteRange) -> Array:
-    """The bytes of a byte range, uint8 [size]: a view where the array is contiguous.
+    """Returns the bytes of a byte range, uint8 [size]: a view if the array is contiguous.
 
     Raises:
-        InvalidArgumentError: the array has fewer bytes.
+        InvalidArgumentError: The array has fewer bytes.
     """
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if byte_range.offset + byte_range.size > raw.size:
@@ -77,10 +77,10 @@ def bytes_of(array: Array, byte_range: ByteRange) -> Array:
 
 
 class Incoming:
-    """An array that comes in byte ranges, from its first byte to its last.
+    """An array that is received in byte ranges, in the order of its bytes.
 
     Args:
-        size: in bytes.
+        size: size in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -89,18 +89,18 @@ class Incoming:
         self._data: Array | None = None
 
     def put(self, offset: int, data: Array) -> Array | None:
-        """Takes a byte range; one that was here before changes nothing.
+        """Stores a byte range; a byte range that came before changes nothing.
 
         Args:
-            offset: of its first byte.
-            data: uint8, copied.
+            offset: offset of the first byte.
+            data: uint8 [n], copied.
 
         Returns:
-            With the last byte the whole, uint8 [size], aligned for XLA; else None.
+            The whole array with the last byte, uint8 [size], aligned for XLA; None before.
 
         Raises:
-            DataLossError: bytes before it are missing.
-            InvalidArgumentError: it goes beyond the end.
+            DataLossError: Earlier bytes are missing.
+            InvalidArgumentError: The byte range goes beyond the end.
         """
         end = offset + data.size
         if end > self._size:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: their checksums, and that they survive a power cut."""
+"""Files of a checkpoint: checksums, errors of the disk, and syncing against a power cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from runtime.errors import DiskAwayError, OpError, PermissionDeniedError
 
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
-"""Only these say that there is no such file."""
+"""Error numbers that mean that a file does not exist."""
 _NOT_NOW = frozenset(
     number
     for name in (
@@ -21,33 +21,38 @@ _NOT_NOW = frozenset(
     ).split()
     if (number := getattr(errno, name, None)) is not None
 )
-"""These say nothing of the file, but of the way to it: a file server that is away, a process without resources."""
+"""Error numbers about the way to a file: a file server that is away, a process without resources."""
 TEXT_BYTES = 256 << 20
 TEXT_ITEMS = 8 << 20
-"""How much a file of JSON may hold: as objects, its items take up to a hundred times as much memory as on disk."""
+"""Limits of a file of JSON, in bytes and in items.
+
+Parsed, the items take up to a hundred times as much memory as on disk.
+"""
 READ_BLOCK = 256 << 10
-"""Bytes read at once for a checksum: they are still in the processor's cache when they are summed."""
+"""Bytes read at once for a checksum: few enough to be in the processor's cache for the sum."""
 
 
 def raise_if_barred(error: Exception, path: str) -> None:
-    """Raises the error for a file that cannot be read now, or may not be; returns where it is another failure.
+    """Raises the error for a file that cannot be read now, or may not be read.
+
+    Any other error returns, so that the caller may report damage.
 
     Raises:
-        UnavailableError, PermissionDeniedError: nothing is known of damage.
+        UnavailableError, PermissionDeniedError: The file may be undamaged.
     """
     if isinstance(error, OSError) and (other := barred(error, path)) is not None:
         raise other from None
 
 
 def barred(error: OSError, path: str) -> OpError | None:
-    """What keeps this process from a file, where that says nothing of the file: it is no sign of damage.
+    """Returns the error that keeps this process from a file, unless the file itself is at fault.
 
     Args:
-        error: of the operating system.
-        path: what was to be read.
+        error: error of the operating system.
+        path: path of the file.
 
     Returns:
-        PermissionDeniedError, DiskAwayError where another try may do, or None: something is wrong with the file.
+        PermissionDeniedError; DiskAwayError if another attempt may succeed; None if the file is missing or damaged.
     """
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDeniedError(
@@ -59,7 +64,7 @@ def barred(error: OSError, path: str) -> OpError | None:
 
 
 def barred_in(text: str, path: str) -> OpError | None:
-    """The same for the text of an error of a library that gives no number."""
+    """Returns the same for the text of a library's error, which has no error number."""
     for number in (errno.EACCES, errno.EPERM, *_NOT_NOW):
         if f"OS error {number}:" in text or os.strerror(number) in text:
             return barred(OSError(number, os.strerror(number)), path)
@@ -67,7 +72,11 @@ def barred_in(text: str, path: str) -> OpError | None:
 
 
 def checksum(path: str) -> tuple[int, int]:
-    """(size in bytes, CRC-32) of a regular file; OSError for anything else, which may have no end."""
+    """Returns (size in bytes, CRC-32) of a regular file.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file: a device may have no end.
+    """
     with _opened(path) as file:
         return _summed(file)
 
@@ -79,28 +88,32 @@ def is_as_saved(
     root_check: Callable[[str], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Whether a file has the size and the CRC-32 that it had; no more than ``size`` bytes are read.
+    """Returns True if a file has the size and the CRC-32 of the save.
+
+    Of a larger file nothing is read.
 
     Args:
-        path: of the file.
-        size: that it had, in bytes.
-        crc: its CRC-32.
-        root_check: given the path that the file has without links once it is open; raises if it must not be read.
+        path: path of the file.
+        size: size of the saved file, in bytes.
+        crc: CRC-32 of the saved file.
+        root_check: called with the path without links of the open file; raises if the file must not be read.
         check: called before each block; ends the reading by raising.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: The file cannot be read, or is not a regular file.
     """
     with _opened(path, root_check) as file:
         return os.fstat(file.fileno()).st_size == size and _summed(file, size, check) == (size, crc)
 
 
 def small_text(path: str) -> str:
-    """The text of a small local file; whoever can write it may have made it something else, or large.
+    """Returns the text of a local JSON file, within limits.
+
+    The file may be large or no file at all, because other users may write there.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or is larger than such files are.
-        UnicodeDecodeError: it is no text.
+        OSError: The file cannot be read, is not a regular file, or is too large.
+        UnicodeDecodeError: The content is not text.
     """
     with _opened(path) as file:
         data = file.read(TEXT_BYTES + 1)
@@ -110,7 +123,7 @@ def small_text(path: str) -> str:
 
 
 def is_small(text: bytes) -> bool:
-    """Whether JSON text can be read without more memory than such a file is worth."""
+    """Returns True if JSON text is within the limits of bytes and items."""
     return len(text) <= TEXT_BYTES and sum(map(text.count, (b"[", b"{", b","))) <= TEXT_ITEMS
 
 
@@ -120,7 +133,8 @@ def _opened(path: str, root_check: Callable[[str], None] | None = None) -> Binar
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
         if root_check is not None:
-            root_check(os.path.realpath(f"/proc/self/fd/{file.fileno()}"))  # of what was opened, wherever a link leads
+            # The path of the open file cannot change between check and use, as a link could.
+            root_check(os.path.realpath(f"/proc/self/fd/{file.fileno()}"))
     except BaseException:
         file.close()
         raise
@@ -128,7 +142,8 @@ def _opened(path: str, root_check: Callable[[str], None] | None = None) -> Binar
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # to open a pipe may wait for ever
+    # Without O_NONBLOCK, opening a pipe would wait for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None] = lambda: None) -> tuple[int, int]:
@@ -142,17 +157,17 @@ def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path stays in the directory that it begins in: no ``..``, and not absolute."""
+    """Returns True if a relative path stays in its directory: no ``..``, and not absolute."""
     return bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in name.split("/")
 
 
 class Checksums:
-    """Checksums of the files of a directory, some of them taken while others are still being written.
+    """The checksums of the files of a directory, taken while the writer is at work.
 
-    Every file is written from its beginning to its end, once: a checksum counts when the file has not grown since.
+    Every file is written once, from beginning to end. So a checksum counts if the file has not grown since.
 
     Args:
-        directory: the directory; need not be there yet.
+        directory: the directory, which need not exist yet.
     """
 
     def __init__(self, directory: str) -> None:
@@ -161,14 +176,14 @@ class Checksums:
         self._sums: dict[str, tuple[int, int]] = {}
 
     def advance(self) -> None:
-        """Takes the checksums of files that have not grown since the last call: most likely they are finished."""
+        """Sums the files that have not grown since the last call, which are probably finished."""
         before, self._sizes = self._sizes, {name: self._size(name) for name in files_below(self._directory)}
         for name, size in self._sizes.items():
             if before.get(name) == size and self._sums.get(name, (-1, 0))[0] != size:
                 self._sums[name] = checksum(os.path.join(self._directory, name))
 
     def finish(self) -> dict[str, tuple[int, int]]:
-        """By path relative to the directory, (size, CRC-32) of every file, once all are written."""
+        """Returns (size in bytes, CRC-32) of every file by relative path, after the writer has ended."""
         found = {}
         for name in files_below(self._directory):
             known = self._sums.get(name)
@@ -179,12 +194,13 @@ class Checksums:
     def _size(self, name: str) -> int:
         try:
             return os.stat(os.path.join(self._directory, name)).st_size
-        except FileNotFoundError:  # renamed meanwhile
+        except FileNotFoundError:
+            # The writer has renamed the file meanwhile.
             return -1
 
 
 def files_below(directory: str) -> list[str]:
-    """Paths of all files below a directory, relative to it, sorted."""
+    """Returns the paths of all files below a directory, relative to the directory and sorted."""
     found = [
         os.path.relpath(os.path.join(where, f), directory) for where, _, files in os.walk(directory) for f in files
     ]
@@ -192,7 +208,12 @@ def files_below(directory: str) -> list[str]:
 
 
 def sync_tree(directory: str, *, files: bool) -> None:
-    """Makes a directory tree survive a power cut: its directories, and its files too when ``files``."""
+    """Syncs a directory tree, so that the tree survives a power cut.
+
+    Args:
+        directory: top of the tree.
+        files: True syncs the files too, False only the directories.
+    """
     for where, _, names in os.walk(directory, topdown=False):
         if files:
             for name in names:
@@ -201,7 +222,7 @@ def sync_tree(directory: str, *, files: bool) -> None:
 
 
 def sync(path: str) -> None:
-    """``fsync`` of a file or a directory."""
+    """Calls ``fsync`` for a file or a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

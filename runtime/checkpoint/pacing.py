@@ -1,4 +1,4 @@
-"""Work that must not slow down training: it runs in threads that step aside for all others."""
+"""Background work beside training: threads of low priority, and rests between pieces of work."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 NICENESS = 10
-"""How far such a thread steps aside: with this one it gets a tenth of a core that others want too."""
+"""Nice value of background threads, with which a thread gets a tenth of a contested core."""
 CORES_TO_SHARE = 8
-"""With fewer cores such work is also paced: with a quarter of them it works for a quarter of the time."""
+"""Number of cores below which work also rests: with a quarter of them, work takes a quarter of the time."""
 REST_SECS = 0.5
-"""The longest rest: work that takes longer waits for the disk, not for a core."""
+"""The longest rest, in seconds: longer pieces of work have waited for the disk, not for a core."""
 
 T = TypeVar("T")
 
 
 class Pace:
-    """Makes work rest between its pieces while training needs the cores, where these are few.
+    """The rests of background work on a machine with few cores.
 
-    A low priority is not enough there: what the work has the kernel do (write back pages) has no priority of its own,
-    and a step that wakes up finds its core taken.
+    A low priority is not enough there. The kernel writes pages back at its own priority, and a training step that wakes
+    up finds the core taken.
 
     Args:
-        progress: a number that grows while somebody trains.
-        wait: waits for so many seconds, or until the work is not wanted any more.
-        cores: of this machine; None asks the operating system.
+        progress: returns a number that grows while a worker trains.
+        wait: waits for a time in seconds, or until the work is cancelled.
+        cores: cores of this machine; None asks the operating system.
     """
 
     def __init__(self, progress: Callable[[], int], wait: Callable[[float], object], cores: int | None = None) -> None:
@@ -39,17 +39,17 @@ class Pace:
         self._seen = progress()
 
     def others_work(self) -> bool:
-        """Whether the work should rest now: somebody has trained since this was asked before."""
+        """Returns True if a worker has trained since the last call, so that the work should rest."""
         before, self._seen = self._seen, self._progress()
         return self._factor > 0 and self._seen != before
 
     def rest(self, worked_secs: float) -> None:
-        """Rests after a piece of work that took so many seconds."""
+        """Rests after a piece of work that took ``worked_secs`` seconds."""
         self._wait(min(worked_secs * self._factor, REST_SECS))
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Runs ``work`` in a thread of its own; the future has what it returns or raises."""
+    """Runs ``work`` in a thread of its own; returns a future of the result."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -68,8 +68,8 @@ def in_background(work: Callable[[], T], name: str) -> T:
     A thread's priority can be lowered but not raised again, so the caller's own stays as it is.
 
     Args:
-        work: what to do; what it raises is raised here.
-        name: of the thread.
+        work: function to run; its result is returned and its error raised.
+        name: name of the thread.
     """
 
     def run() -> T:
@@ -80,12 +80,12 @@ def in_background(work: Callable[[], T], name: str) -> T:
 
 
 def step_aside(others: str = "") -> None:
-    """Lowers the priority of the calling thread, or of the threads of this process that have a name, for good.
+    """Lowers the priority of the calling thread, or of named threads of this process, for good.
 
-    Only where a thread has a priority of its own, which is Linux.
+    Does nothing but on Linux, where each thread has a priority of its own.
 
     Args:
-        others: the name that the operating system has for the threads; empty means the calling thread.
+        others: name of the threads in the operating system; empty for the calling thread.
     """
     if sys.platform != "linux":
         return
@@ -93,7 +93,8 @@ def step_aside(others: str = "") -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         return
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        # A thread that ends meanwhile raises one of these errors.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             with open(f"/proc/self/task/{thread}/comm") as file:
                 if file.read().strip() == others:
                     os.setpriority(os.PRIO_PROCESS, int(thread), NICENESS)

@@ -1,6 +1,6 @@
-"""Where a task may be told to write and read checkpoints: below its roots, and only what are files.
+"""The roots of a task: directories below which orders may have the task write and read checkpoints.
 
-Orders about checkpoints come from whoever can connect. The root is what its owner has given the task for them.
+Any client that can connect may send such orders. The owner of the task sets the roots.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from runtime.checkpoint.durability import is_inside
 from runtime.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
 
 ROOT_VARIABLE = "BELLWETHER_CHECKPOINT_ROOT"
-"""Environment variable: the roots of servers that are given none, with commas between them."""
+"""Environment variable with the roots, separated by commas, of servers without an argument for them."""
 SCHEMES = ("gs", "s3")
-"""Object stores that hold checkpoints. Tensorstore knows others, and would fetch what any http address gives."""
+"""Schemes of object stores for checkpoints. Tensorstore knows more, and would fetch any http address."""
 MOST_ENTRIES = 1 << 20
 MOST_LEVELS = 64
 _PROCESS_ID = re.compile("[A-Za-z0-9]{1,128}")
 _NOT_IN_URLS = re.compile(r"[|?#%\\]")
-"""What tensorstore takes for more than a name: another driver, a query, a character in disguise."""
+"""Characters to which tensorstore gives a meaning: another driver, a query, an escape."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Roots:
     paths: tuple[str, ...] | None = None
 
     def check(self, path: str) -> None:
-        """Sees that a directory that an order names may be used; links are followed.
+        """Checks that an order may use a directory; links are followed.
 
         Raises:
-            InvalidArgumentError: it is no directory's path: it goes up by ``..``, or is an address of another kind.
-            PermissionDeniedError: it is not below a root.
+            InvalidArgumentError: The path is empty, goes up by ``..``, or has another scheme.
+            PermissionDeniedError: The directory is not below a root.
         """
         if not path or "\0" in path or ".." in path.split("/"):
             raise InvalidArgumentError(f"{path!r} is no path of a checkpoint: it is empty, or goes up by '..'")
@@ -52,7 +52,7 @@ class Roots:
         self.check_inside(path)
 
     def check_inside(self, path: str) -> None:
-        """Raises PermissionDeniedError unless a path, or what it is a link to, lies below a root."""
+        """Raises PermissionDeniedError unless a path, with links followed, lies below a root."""
         if self.paths is None or any(_is_below(path, root) for root in self.paths):
             return
         where = f"below {' or '.join(self.paths)}" if self.paths else "nowhere"
@@ -63,13 +63,13 @@ class Roots:
         )
 
     def check_tree(self, directory: str) -> None:
-        """Sees that all that lies in a local directory are files and directories, wherever its links lead.
+        """Checks that a local directory tree holds only files and directories, with links followed.
 
-        What cannot be looked at is passed over: whoever reads it tells.
+        Entries that cannot be read are skipped, because their reader reports the error.
 
         Raises:
-            DataLossError: something is a device, a pipe or a socket, or there is more than in a checkpoint; names it.
-            PermissionDeniedError: a link leads out of the roots; names it.
+            DataLossError: An entry is a device, a pipe or a socket, or there are more entries than in a checkpoint.
+            PermissionDeniedError: A link leads out of the roots.
         """
         seen = {os.path.realpath(directory)}
         self.check_inside(directory)
@@ -133,20 +133,20 @@ def roots_of(
 
 
 def check_process_id(process_id: str) -> None:
-    """Raises InvalidArgumentError unless it may be part of a directory's name."""
+    """Raises InvalidArgumentError unless the id may be part of a directory's name."""
     if not _PROCESS_ID.fullmatch(process_id):
         raise InvalidArgumentError(f"process_id {process_id[:130]!r}: it is 1 to 128 letters and digits")
 
 
 def file_below(directory: str, name: str) -> str:
-    """The path of a file of a checkpoint.
+    """Returns the path of a file of a checkpoint.
 
     Args:
-        directory: of the checkpoint.
-        name: its path in there.
+        directory: directory of the checkpoint.
+        name: path relative to the directory.
 
     Raises:
-        InvalidArgumentError: the name leads somewhere else; names it.
+        InvalidArgumentError: The name leads out of the directory.
     """
     if not is_inside(name):
         raise InvalidArgumentError(f"{name!r} is no file of the checkpoint {directory}: it does not lie in there")

@@ -1,4 +1,4 @@
-"""What checkpoints are made of, as their coordinator sees it: slices of variables, snapshots, files."""
+"""The parts of a checkpoint for its coordinator: slices of variables, snapshots, files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from runtime.tensor_spec import TensorSpec, canonical_dtype, dtype_name
 
 @dataclass(frozen=True)
 class VariableSlice:
-    """A variable, and the array of a checkpoint, or the slice of one, that it holds.
+    """A variable with its place in a checkpoint: an array, or a slice of an array.
 
     Attributes:
         variable: the variable.
-        device: where it lives; a task knows the device's type and index only.
+        device: device of the variable; a task knows the device's type and index only.
         array: the slice.
-        encoded: bytes of a string variable on disk, once they are known.
+        encoded: bytes of a string variable on disk; 0 until the snapshot.
     """
 
     variable: VariableSpec
@@ -33,7 +33,7 @@ class VariableSlice:
 
     @property
     def task(self) -> str:
-        """The task that holds it."""
+        """Name of the task that holds the variable."""
         return self.device.task_name
 
     @property
@@ -52,7 +52,7 @@ class VariableSlice:
         return ArraySlice.of_bytes(self.array.key, self.encoded) if self.spec.is_string else self.array
 
     def to_proto(self) -> pb.SliceDef:
-        """The slice as a message."""
+        """Returns the slice as a message."""
         return pb.SliceDef(
             key=self.array.key,
             container=self.variable.container,
@@ -68,10 +68,10 @@ class VariableSlice:
 
     @classmethod
     def from_proto(cls, message: pb.SliceDef) -> VariableSlice:
-        """Reads what ``to_proto`` made.
+        """Returns the slice of a message that ``to_proto`` made.
 
         Raises:
-            InvalidArgumentError: the variable has no dtype that there is.
+            InvalidArgumentError: The dtype of the variable is unknown.
         """
         shape, dtype = tuple(message.spec.shape), canonical_dtype(message.spec.dtype)
         full_shape, offset, chunk = tuple(message.full_shape), tuple(message.offset), tuple(message.chunk)
@@ -84,7 +84,7 @@ class VariableSlice:
 
 
 def by_task(slices: Iterable[VariableSlice]) -> dict[str, list[VariableSlice]]:
-    """The slices that each task holds."""
+    """Returns the slices of each task, by name of the task."""
     found: dict[str, list[VariableSlice]] = {}
     for s in slices:
         found.setdefault(s.task, []).append(s)
@@ -97,11 +97,11 @@ class Snapshot:
 
     Attributes:
         job: random id.
-        slices: what it is of.
-        number: value of the slice that was asked for as a number (the global step), or None.
-        paused_secs: how long writing stages were held back.
-        leaderships: by task, under which it was taken and is written.
-        cores: of the smallest machine among the tasks'.
+        slices: slices that were taken.
+        number: value of the slice that was requested as a number (the global step), or None.
+        paused_secs: seconds during which writing stages were held back.
+        leaderships: by task, the leadership under which the snapshot was taken and is written.
+        cores: cores of the smallest machine among those of the tasks.
     """
 
     job: int
@@ -113,17 +113,17 @@ class Snapshot:
 
     @property
     def epoch(self) -> int:
-        """Of the chief who leads."""
+        """Epoch of the chief that leads."""
         return max((leadership.epoch for leadership in self.leaderships.values()), default=0)
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that hold it."""
+        """Names of the tasks that hold the snapshot."""
         return list(by_task(self.slices))
 
     @property
     def nbytes(self) -> int:
-        """Bytes to write."""
+        """Bytes of the snapshot on disk."""
         return sum(s.stored.nbytes for s in self.slices)
 
 
@@ -132,9 +132,9 @@ class CheckpointFile:
     """A file of a checkpoint.
 
     Attributes:
-        path: relative to the directory that was written.
-        size: in bytes.
-        crc32: CRC-32 of its content.
+        path: path relative to the directory that was written.
+        size: size in bytes.
+        crc32: CRC-32 of the content.
     """
 
     path: str
@@ -144,11 +144,11 @@ class CheckpointFile:
 
 @dataclass(frozen=True)
 class WrittenArrays:
-    """What the tasks have written of a snapshot.
+    """The files of a snapshot that tasks have written.
 
     Attributes:
-        files: all files, with checksums; of file systems only.
-        with_nan: the keys of the arrays in which there is a NaN.
+        files: all files, with checksums; empty for an object store.
+        with_nan: keys of the arrays with a NaN.
     """
 
     files: Sequence[CheckpointFile]
@@ -156,13 +156,13 @@ class WrittenArrays:
 
 
 def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str, list[pb.StepWrites]]:
-    """The steps that have written somewhere, but not everywhere.
+    """Returns the steps that have done some of their writes, but not all.
 
     Args:
-        reported: by paused task, how far the steps' writes have come there.
+        reported: by paused task, the number of writes that each step has done there.
 
     Returns:
-        By task, the steps that must still write there, with how many writes they will have made then.
+        By task, the steps that must still write there, with the number of writes when they are complete.
     """
     done: dict[tuple[int, int], dict[str, int]] = {}
     expected: dict[tuple[int, int], dict[str, int]] = {}

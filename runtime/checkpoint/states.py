@@ -12,11 +12,11 @@ _states: dict[tuple[str, str], Callable[[], bytes]] = {}
 
 
 def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = "") -> None:
-    """Makes a state of this process known to the coordinator of checkpoints.
+    """Registers a state of this process for checkpoints.
 
     Args:
-        name: its name, unique on the task.
-        get: gives the state as bytes; called from another thread at each save. None forgets the state.
+        name: name of the state, unique on the task.
+        get: returns the state as bytes; called from another thread at each save. None removes the state.
         task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two clusters have one name
             the ``target`` of the server; by default whichever task is asked.
     """
@@ -31,8 +31,8 @@ def task_states(task: str, address: str = "") -> dict[str, bytes]:
     """Returns the states of a task of this process as they are now; a state that fails is logged and left out.
 
     Args:
-        task: the name of the task.
-        address: of its server, which tells tasks of two clusters apart.
+        task: name of the task.
+        address: address of the task's server, which distinguishes tasks of two clusters.
     """
     with _lock:
         chosen = {name: get for (of, name), get in _states.items() if of in ("", task, f"grpc://{address}")}

@@ -1,7 +1,7 @@
 """Checkpoints without a shared directory: the coordinator writes what the tasks send, and sends what it reads.
 
-What it holds of the model at any time is a few blocks. They are received into the memory that the disk is written from,
-and sent from the memory that the disk was read into.
+The coordinator holds a few blocks of the model at any time. A block is written to disk from the memory in which the
+block was received, and sent from the memory into which the block was read.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from runtime.wire.codec import Layout
 from runtime.wire.handles import PULL, PUSH
 
 BLOCK_BYTES = 16 << 20
-"""Bytes that are asked for at once, and after which what has come is written."""
+"""Bytes that are requested at once, and written when they have come."""
 READ_BYTES = 8 << 20
-"""Bytes that are read at once in a restore; two such blocks of each task that is being served."""
+"""Bytes that are read at once in a restore; for each task that is served, two such blocks are in memory."""
 CHUNK_BYTES = 4 << 20
-"""Bytes that are sent at once: the receiver copies them to their place, where a processor's cache still has them."""
+"""Bytes that are sent at once: few enough to be in the processor's cache when the receiver copies them."""
 TASKS_AT_ONCE = 4
-"""How many tasks are sent to at a time."""
+"""Number of tasks that receive arrays at a time."""
 _BYTE = np.dtype(np.uint8)
 
 
 class Stream(Protocol):
-    """Carries byte ranges of checkpoints between this process and one task; for one thread at a time."""
+    """A way for byte ranges between this process and one task, for one thread at a time."""
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
-        """Gives the bytes of a byte range, uint8 [size], and how many updates have come to the task so far."""
+        """Returns the bytes of a byte range, uint8 [size], and the number of updates on the task so far."""
 
     def push(self, byte_range: ByteRange, data: Array) -> None:
         """Sends the bytes of a byte range."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the stream."""
 
 
 class LocalStream:
@@ -53,7 +53,7 @@ class LocalStream:
 
     Args:
         participant: the task's part in checkpoints.
-        client: whose checkpoint it is.
+        client: session that owns the job.
     """
 
     def __init__(self, participant: CheckpointParticipant, client: int) -> None:
@@ -61,11 +61,11 @@ class LocalStream:
         self._client = client
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
-        """Gives the bytes of a byte range where they lie, and the number of updates."""
+        """Returns a view of the bytes of a byte range, and the number of updates."""
         return self._participant.pull(byte_range, self._client)
 
     def push(self, byte_range: ByteRange, data: Array) -> None:
-        """Takes the bytes of a byte range."""
+        """Stores the bytes of a byte range."""
         self._participant.push(byte_range, data, self._client)
 
     def close(self) -> None:
@@ -75,11 +75,11 @@ class LocalStream:
 class ChannelStream:
     """A stream over a connection of the tensor channel.
 
-    After a broken connection a byte range may be sent twice, which does no harm: it says where it belongs.
+    After a broken connection a byte range may be sent twice. This does no harm, because the byte range has its place.
 
     Args:
-        lane: the connection, for this stream alone: the task serves it in a thread of low priority.
-        release: gives the lane back.
+        lane: connection for this stream alone, which the task serves in a thread of low priority.
+        release: called with the lane at the end.
     """
 
     def __init__(self, lane: Lane, release: Callable[[Lane], None]) -> None:
@@ -103,7 +103,11 @@ class ChannelStream:
 
 
 class Streams:
-    """The streams of one save: each is opened when it is needed, all are closed at the end."""
+    """The streams of one save, each opened at the first use and all closed at the end.
+
+    Args:
+        opened: opens the stream of a task.
+    """
 
     def __init__(self, opened: Callable[[str], Stream]) -> None:
         self._open = opened
@@ -113,11 +117,11 @@ class Streams:
 
     @property
     def updates(self) -> int:
-        """How many updates the tasks have told of since they were asked first: while it grows, somebody trains."""
+        """Number of updates since the first reply of each task; grows while a worker trains."""
         return sum(last - first for first, last in self._updates.values())
 
     def pull(self, task: str, byte_range: ByteRange) -> Array:
-        """Gives the bytes of a byte range that a task holds."""
+        """Returns the bytes of a byte range that a task holds, uint8 [size]."""
         stream = self._streams.get(task)
         if stream is None:
             stream = self._streams[task] = self._stack.enter_context(contextlib.closing(self._open(task)))
@@ -126,7 +130,7 @@ class Streams:
         return data
 
     def __enter__(self) -> Streams:
-        """Gives itself."""
+        """Returns this object."""
         return self
 
     def __exit__(
@@ -137,11 +141,11 @@ class Streams:
 
 
 def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, Array]]:
-    """The arrays of a snapshot, block by block, as their tasks send them.
+    """Yields the arrays of a snapshot block by block, as the tasks send them.
 
     Args:
-        snapshot: what to write.
-        streams: to its tasks.
+        snapshot: the snapshot to write.
+        streams: streams to the tasks of the snapshot.
     """
     for task, held in by_task(snapshot.slices).items():
         common = ByteRange.of_job(snapshot.leaderships[task], snapshot.job)
@@ -164,16 +168,16 @@ def send(
     stream: Stream,
     common: ByteRange,
 ) -> int:
-    """Reads what one task needs and sends it; the task turns it into values.
+    """Reads the arrays of one task and sends their bytes.
 
     Args:
-        slices: of the task.
-        directory: of the arrays.
-        ocdbt: whether they lie in an OCDBT store.
-        zarr3: whether they are of zarr's third version.
+        slices: slices of the task.
+        directory: directory of the arrays.
+        ocdbt: True if the arrays lie in an OCDBT store.
+        zarr3: True for the third version of zarr.
         mapped: as in ``storage.read_each``.
-        stream: to the task.
-        common: what all byte ranges have in common.
+        stream: stream to the task.
+        common: leadership and job, which all byte ranges have in common.
 
     Returns:
         Bytes sent.

@@ -1,4 +1,4 @@
-"""Arrays of strings as arrays of bytes, which is how they lie on disk."""
+"""Arrays of strings as arrays of bytes, their form on disk."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from runtime.tensor_spec import Array
 
 
 def encode_strings(array: Array) -> Array:
-    """A string array as uint8[n]: the lengths as little-endian int64, then the bytes.
+    """Encodes a string array as uint8 [n]: the lengths as little-endian int64, then the bytes.
 
     Raises:
-        InvalidArgumentError: an element is something else than bytes.
+        InvalidArgumentError: An element is not bytes.
     """
     items = array.reshape(-1).tolist()
     for item in items:
-        if not isinstance(item, bytes):  # bytes(2**31) would be 2 GiB of zeros
+        # A number is no string: bytes(2**31) would be 2 GiB of zeros.
+        if not isinstance(item, bytes):
             raise InvalidArgumentError(f"a string array holds a {type(item).__name__}; strings are bytes")
     lengths = np.array([len(i) for i in items], "<i8").tobytes()
     return np.frombuffer(lengths + b"".join(items), np.uint8)
 
 
 def decode_strings(data: Array, shape: tuple[int, ...]) -> Array:
-    """The string array that ``encode_strings`` encoded.
+    """Decodes a string array that ``encode_strings`` encoded.
+
+    Args:
+        data: uint8 [n].
+        shape: shape of the string array.
 
     Raises:
-        DataLossError: the lengths do not fit the data.
+        DataLossError: The lengths do not fit the data.
     """
     count = int(np.prod(shape))
     raw = np.ascontiguousarray(data).tobytes()
