@@ -1,21 +1,23 @@
 r"""Starts a whole cluster on this machine: `python -m harness.launch --ps=1 --workers=2 -- COMMAND...`.
 
-With --per_task it starts one task of a cluster that an engine (Slurm) has spread over hosts, and looks after that.
+With --per_task the launcher starts one task of a cluster that an engine (Slurm) has spread over hosts.
 
-Every task runs COMMAND with --ps_hosts, --worker_hosts, --job_name and --task_index added, on free ports; a Python
-program whose own file calls harness.join_cluster() runs without them, as TF_CONFIG says the same. In the environment
-are TF_CONFIG, BELLWETHER_ATTEMPT, which start of the task this is, from 0, and BELLWETHER_TASK_NUMBER, which of the
-tasks it is, from 0, the ps first. The launcher prefixes the tasks' lines, starts a task that dies again, stops the ps
-tasks when the workers are done, passes Ctrl-C and SIGTERM on, and leaves no process behind. Its exit code is that of
-the first task that failed for good, 128+signal if a signal ended it (with --per_task the task's own), that of
-`exit_codes.CONFIGURATION` for bad arguments, else 0.
+Every task runs COMMAND on a free port, with --ps_hosts, --worker_hosts, --job_name and --task_index added. A Python
+program whose own file calls harness.join_cluster() runs without these flags. The environment has the same in
+TF_CONFIG. It also has BELLWETHER_ATTEMPT, the number of the start of this task, and BELLWETHER_TASK_NUMBER, the
+number of the task with the ps first, both from 0.
 
-With --ps_hosts it adds workers to a cluster that runs already, which they join while it trains: --workers of them, from
---first_worker on. The program must let workers come and go (--elastic of the example). With --per_task too they are the
-tasks of a Slurm step.
+The launcher prefixes the tasks' lines, and starts a task that dies again. It stops the ps tasks when the workers are
+done, passes Ctrl-C and SIGTERM on, and leaves no process behind. The exit code is that of the first task that failed
+for good. Else it is 128+signal if a signal ended the launcher (with --per_task the task's own code). Else it is that
+of `exit_codes.CONFIGURATION` for bad arguments, and 0.
+
+With --ps_hosts the launcher adds --workers workers to a running cluster, from --first_worker on. The program must let
+workers come and go (--elastic of the example). With --per_task the added workers are the tasks of a Slurm step.
 
 With --chief the chief is a job of its own (--chief_hosts), and worker 0 a worker like the others. With --evaluators=N
-there are evaluators too. Nobody waits for them, but they have --grace_secs for the last checkpoint.
+there are evaluators too. The launcher does not wait for evaluators, but they have --grace_secs for the last
+checkpoint.
 """
 
 import contextlib

@@ -1,15 +1,17 @@
-"""The process around one task: whatever happens to anybody, the task's whole process tree ends.
+"""The guard of one task, which ends the task's whole process tree whatever happens.
 
-Run as a script, with the standard library only, so that it starts in milliseconds and weighs little:
+`harness.launch.tasks.start_guarded` starts the guard as a script, with the standard library only. So the guard starts
+in milliseconds and needs little memory:
 
     python -I -S guard.py LAUNCHER_PID COMMAND...
 
-It starts COMMAND in a process group of its own, passes SIGINT, SIGTERM and SIGHUP on to that group, and ends as COMMAND
-ended: same exit code, or same signal. Before it leaves it kills every process that COMMAND left behind, also those that
-moved to a session of their own: as a child subreaper it inherits them. If the launcher dies, by `kill -9` too, the
-kernel tells the guard (PR_SET_PDEATHSIG), and if the guard is killed, the kernel kills COMMAND.
+The guard starts COMMAND in a new process group, and passes SIGINT, SIGTERM and SIGHUP on to that group. It ends as
+COMMAND ended, with the same exit code or by the same signal. Before its end it kills every process that COMMAND left
+behind. A process that moved to a session of its own is among them, because a child subreaper inherits orphans.
 
-Off Linux, where prctl(2) and /proc are missing, only the process group is ended and only by a guard that lives.
+If the launcher dies, by `kill -9` too, the kernel tells the guard (PR_SET_PDEATHSIG). If the guard is killed, the
+kernel kills COMMAND. Off Linux there is neither prctl(2) nor /proc. There only the process group is ended, by a
+living guard.
 """
 
 import contextlib
@@ -29,7 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of the orphans among its descendants, so that ``end_children`` reaches them."""
+    """Makes this process the parent of all orphans below, so that ``end_children`` reaches them."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -136,7 +138,7 @@ def _parent(pid: int) -> int | None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Makes the system call of that name. Does nothing off Linux."""
+    """Makes the system call of the same name. Does nothing off Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""From the bytes that tasks write to prefixed lines: one stream that a human or `grep` can read."""
+"""The output of tasks as prefixed lines, in one stream for a human or for `grep`."""
 
 import collections
 import io

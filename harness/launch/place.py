@@ -1,10 +1,10 @@
-"""Which task of its cluster a process is, as the engine says that has started it: what `--per_task` goes by.
+"""The place of a process in its cluster, as the engine tells, for a launcher with `--per_task`.
 
     srun python -m harness.launch.place 1 3                          # ps, workers; prints JSON
     srun python -m harness.launch.place n1:10064,n2:10064 4 2 23456  # ps that run, first worker, workers, port
 
-A program of its own, because the resolvers come with all of the runtime: it takes its memory along when it ends, and
-the launcher stays small.
+The launcher runs this program instead of importing the module, because the resolvers import all of the runtime. The
+program returns that memory at its end, and the launcher stays small.
 """
 
 import functools

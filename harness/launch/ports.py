@@ -71,7 +71,7 @@ def _hold_one(lowest: int, highest: int) -> socket.socket:
 
 
 def _highest_quiet() -> int:
-    """Returns the last port below those that the system hands out by itself; 0 where that is unknown."""
+    """Returns the last port below the system's range of ephemeral ports; 0 where the range is unknown."""
     try:
         first = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
     except OSError:

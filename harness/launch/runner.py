@@ -1,7 +1,8 @@
 """The launcher's event loop: signals, exits, output and time in; processes and lines out.
 
-One thread, and it must be the main one: signals arrive there, and the kernel counts a guard's parent as dead when the
-thread that started it ends. Nothing is polled: the loop sleeps until a pipe, a signal or the next due time wakes it.
+`harness.launch.__main__` runs the loop in the main thread, for two reasons. Signals arrive there, and the kernel
+counts a guard's parent as dead when the starting thread ends. Nothing is polled: the loop sleeps until a pipe, a
+signal or the next due time wakes it. `harness.launch.policy` makes all decisions.
 """
 
 import contextlib
@@ -162,11 +163,11 @@ class Runner:
         return []
 
     def _starting(self) -> frozenset[LaunchTask]:
-        """Returns the tasks without a port, and those at whose port no process listens."""
+        """Returns the tasks without a listening process at their port."""
         return frozenset(task for task in self._processes if not listens(self._topology.address(task)))
 
     def _ended(self) -> Iterator[Event]:
-        """Yields the tasks that ended since the last call, with all their output shown."""
+        """Yields the ends of tasks since the last call, after showing all their output."""
         for task, process in list(self._processes.items()):
             returncode = process.popen.poll()
             if returncode is not None:

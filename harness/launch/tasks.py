@@ -1,4 +1,4 @@
-"""What each task is started with: its command line, its environment and its guard."""
+"""The command line, the environment and the guard of each task."""
 
 import importlib.util
 import json
@@ -167,7 +167,7 @@ def gpus(visible: str | None, index: int, each: int) -> str:
 
 
 def watching(topology: Topology, command: Sequence[str]) -> list[str]:
-    """Returns lines for the launcher's log: the commands that show what this cluster does."""
+    """Returns lines for the launcher's log, with the commands for status and curves."""
     some_task = (topology.ps_hosts or topology.worker_hosts)[0]
     lines = [f"what the tasks do: python -m harness.status --target={some_task} --watch"]
     for argument, following in zip(command, [*command[1:], ""], strict=True):

@@ -1,7 +1,7 @@
-"""The actor of one task: it keeps the task's place on a node, and runs the task's process there.
+"""The actor of one task, which keeps the task's place on a node and runs the task's process there.
 
-The task is a process of its own below the actor, under the launcher's guard: whatever ends the actor (Ray, its node,
-the end of the driver) ends the task with all that it has started, and the actor outlives the task.
+The task is a process below the actor, under the launcher's guard. The end of the actor ends the task with all its
+processes, whether Ray, the node or the driver ended the actor. The actor outlives the task.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class TaskActor:
         return self._name
 
     def hold(self, before: str) -> str:
-        """Returns an address (`host:port`) of this node for the task: its earlier address, if that is of this node."""
+        """Returns an address (`host:port`) of this node for the task, the earlier address if possible."""
         host = ray.util.get_node_ip_address()
         host = f"[{host}]" if ":" in host else host
         if before.rpartition(":")[0] == host:

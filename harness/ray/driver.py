@@ -1,7 +1,7 @@
-"""The driver: places the actors, and does with their processes what the launcher's policy says.
+"""The driver of a run on Ray, which places the actors and follows the launcher's policy.
 
-`harness.launch.policy` decides: the events are those of the actors, and what it says to do is done by them. One thread,
-which waits for one queue.
+`harness.launch.policy` decides. Its events are those of the actors, and the driver carries out its instructions.
+There is one thread, which waits for one queue.
 """
 
 import contextlib

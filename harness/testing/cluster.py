@@ -1,4 +1,4 @@
-"""LocalCluster: a cluster of real processes on this machine, for tests that kill, freeze and cut them."""
+"""A cluster of real processes on this machine, for tests that kill, freeze and cut tasks."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class LocalCluster:
         return self._processes.running(self._name(task)) is not None
 
     def lines(self, task: str, pattern: str = "") -> list[Line]:
-        """Returns the lines that a task has written in all its lives, or those that match."""
+        """Returns the lines of a task in all its lives, or the matching lines."""
         return self._processes.lines(self._name(task), pattern)
 
     def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
@@ -229,7 +229,7 @@ class LocalCluster:
         return self._processes.wait(lives[-1], secs)
 
     def step(self) -> int | None:
-        """Returns the global step from the task that holds it; None when that task does not answer now."""
+        """Returns the global step from its task; None when the task does not answer now."""
         holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(self._ids)
         for task in holders:
             life = self._processes.running(task)
@@ -328,7 +328,7 @@ class LocalCluster:
             self._processes.changed.wait(secs)
 
     def _inject(self, fault: Fault) -> str:
-        """Injects a fault. Returns the reason if that is impossible, else nothing."""
+        """Injects a fault. Returns the reason of a failure, or an empty text."""
         runs = self.running(fault.task)
         if fault.kind is Kind.RESTART and runs:
             return "it runs"

@@ -1,7 +1,7 @@
-"""The network between the tasks of a test cluster: each has a proxy of its own, and any pair can be cut.
+"""The network between the tasks of a test cluster, in which any pair of tasks can be cut.
 
-The proxies speak HTTP CONNECT, which the runtime uses for both planes when BELLWETHER_PROXY names one. So the
-addresses of the cluster stay what they are, and the proxy knows of each connection who made it and to whom.
+Each task has a proxy. The proxies speak HTTP CONNECT, which the runtime uses for both planes when BELLWETHER_PROXY
+names a proxy. So the addresses of the cluster stay as they are, and the proxy knows both ends of each connection.
 """
 
 from __future__ import annotations

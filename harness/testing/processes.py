@@ -1,4 +1,4 @@
-"""The processes of a test cluster: their starts, output and ends, told to any thread that waits for them."""
+"""The processes of a test cluster: starts, output and ends, for any waiting thread."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Zygote:
 
     @classmethod
     def lasting_processes(cls) -> set[int]:
-        """Returns the ids of the processes that ``lasting`` keeps, without their tasks and what those left behind."""
+        """Returns the ids of the zygotes of ``lasting``, without tasks and orphans."""
         found = set()
         for one in list(cls._lasting.values()):
             if one._popen is not None:
@@ -145,12 +145,12 @@ class Zygote:
 
     @classmethod
     def lasting_threads(cls) -> set[threading.Thread]:
-        """Returns the threads of the zygotes that ``lasting`` keeps."""
+        """Returns the threads of the zygotes of ``lasting``."""
         return {one._thread for one in list(cls._lasting.values())}
 
     @classmethod
     def lasting_descriptors(cls) -> set[int]:
-        """Returns the descriptors of this process that ``lasting`` keeps open."""
+        """Returns the open descriptors of the zygotes of ``lasting``."""
         return {one._control.fileno() for one in list(cls._lasting.values())}
 
     @classmethod
@@ -207,11 +207,11 @@ class Zygote:
 
 
 class Processes:
-    """The processes of one cluster, whose output one thread reads.
+    """The processes of one cluster, and the thread that reads their output.
 
     Args:
-        zygote: Zygote that starts the processes and outlives this object.
-        show: Function that the reading thread calls with (task, line) for each line.
+        zygote: Zygote of the processes, which outlives this object.
+        show: Function for (task, line), called by the reading thread for each line.
     """
 
     def __init__(self, zygote: Zygote, show: Callable[[str, str], object] | None = None) -> None:
@@ -390,7 +390,7 @@ class Processes:
         return next((life for life in self.lives(task) if life.code is None), None)
 
     def lines(self, task: str, pattern: str = "") -> list[Line]:
-        """Returns the lines that a task has written so far, in all its lives, or those that match."""
+        """Returns the lines of a task so far, in all its lives, or the matching lines."""
         with self.changed:
             return [line for line in self._lines.get(task, ()) if re.search(pattern, line.text)]
 

@@ -1,21 +1,20 @@
-"""The parent of the tasks of test clusters: starts them when told to, tells when they end, takes them along.
+"""The parent of the tasks of test clusters, which starts tasks on request and reports their ends.
 
     python -c "from harness.testing.zygote import main; main(sys.argv[1:])" FD [MODULE...]
 
-It imports the modules once, so that a Python program starts by a fork in milliseconds; any other command is executed
-as it is. It starts neither JAX's backend nor gRPC, and no thread but those of OpenBLAS, which sees to forks itself: a
-task begins with imported modules and nothing else.
+The zygote imports the modules once, so a Python program starts by a fork in milliseconds. Any other command is
+executed. The zygote starts neither JAX's backend nor gRPC, and no thread but those of OpenBLAS, which handles forks
+itself. So a task begins with imported modules and nothing else.
 
-FD is a Unix socket. Each message on it asks for a task, in JSON:
+FD is a Unix socket. Each message on FD requests a task, in JSON:
 
     {"argv": [...], "env": {...}, "cwd": path or null, "fork": bool, "input": bool}
 
-with the descriptors of another Unix socket, of the task's output and, with "input", of its standard input. On that
-socket come the task's process id and, at its end, its exit code, negative for a signal; a number that is sent to it is
-a signal for the task's whole process group. Who closes it loses the task.
+The message carries descriptors: another Unix socket, the task's output and, with "input", its standard input. The
+second socket carries the task's process id and, at its end, the exit code, negative for a signal. A number that the
+starter sends there is a signal for the task's whole process group. A starter that closes the socket ends the task.
 
-What a task leaves behind in its process group is killed when it ends. When this process dies, its tasks die: the
-kernel sees to that.
+A task's process group is killed when the task ends. When the zygote dies, the kernel kills the tasks.
 """
 
 from __future__ import annotations
