@@ -246,7 +246,7 @@ def while_open(session: object) -> Iterator[None]:
 
 
 def underlying(session: Any) -> Session:
-    """Returns the session underneath one that recovers or has hooks; of any other session, the session itself.
+    """Returns the session underneath a session that recovers or has hooks; any other session itself.
 
     Args:
         session: A session, a ``ManagedSession`` or a ``MonitoredSession``.
@@ -336,7 +336,7 @@ class LooperThread(threading.Thread):
             self._call(*self._call_args, **self._call_kwargs)
 
     def stop_loop(self) -> None:
-        """Cleans up after a stop that was not this thread's failure. Does nothing here."""
+        """Cleans up after a stop without a failure of this thread. Does nothing here."""
 
 
 class GracePeriod:

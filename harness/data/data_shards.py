@@ -461,7 +461,7 @@ class LeaseKeeper:
                 return
 
     def take_back(self, sess: rt.Session, records: RunRecords) -> list[int]:
-        """Takes the leases of workers that are gone back, once; returns the numbers of these workers.
+        """Takes back, once, the leases of absent workers; returns their numbers.
 
         Args:
             sess: Session that asks.

@@ -229,18 +229,22 @@ class Lifecycle:
             except LOST_CONTACT as error:
                 try:
                     session.recover(raw, error)
-                except Exception as failure:  # training's own next step raises it too
+                except Exception as failure:
+                    # The next training step raises this error too, in the thread of the user.
                     logging.error("recovery failed: %s", failure)
                     return
             except rt.OpError as error:
                 logging.info("probing the tasks: %s", error)
 
     def limit_silence(self) -> None:
-        """Lets a ps that is silent for too long end the session from here on, with every wait in it."""
+        """Starts the end: from here on the silence of a ps closes the session, and so cancels every wait.
+
+        Services may still be at work, and a save of theirs may wait for that ps.
+        """
         self._note(RunEvent.ENDS)
 
     def leads(self) -> bool:
-        """Returns True if this chief may write checkpoints: no other chief has taken its place."""
+        """Returns True while this chief leads the run, and so may write checkpoints."""
         return self._records is None or self._records.leads()
 
     def wait_for_others(self) -> None:
@@ -438,14 +442,14 @@ class Lifecycle:
                 self._log_interrupted(directory)
 
     def _log_interrupted(self, checkpoint_dir: str | None) -> None:
-        """Logs, for a user who has just pressed Ctrl-C, which step is saved. Losses were logged before."""
+        """Logs the saved step, for a user who has just pressed Ctrl-C. Losses were logged before."""
         if checkpoint_dir is None:
             logging.warning("interrupted: nothing is saved, as no checkpoints are written here")
         elif (step := saved_step(checkpoint_dir)) is not None:
             logging.warning("interrupted: step %d is saved in %s; the same command goes on there", step, checkpoint_dir)
 
     def _say_goodbye(self, records: RunRecords, session: ManagedSession) -> None:
-        """Reports that training continues without this worker: no task waits for it or takes it for dead."""
+        """Reports the departure of this worker: training continues, and no task waits for a sign of life."""
         try:
             records.done(leave=False, session=session.id, goodbye=True)
             logging.info("left the training run, which goes on without this task")
@@ -481,7 +485,7 @@ class Lifecycle:
         logging.warning("%s; what was done here since the last checkpoint is not saved", why)
 
     def _log_too_late(self, records: Iterable[RunRecordView], session: ManagedSession) -> None:
-        """Logs which steps this task has trained after the chief had given the task up."""
+        """Logs the steps that this task has trained after the chief had given the task up."""
         saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
         if saved is None:
             return
@@ -557,7 +561,7 @@ class Silence:
 
 
 def _key(variable: Any) -> tuple[str, str] | None:
-    """Returns the (container, name) under which a variable is known on its task."""
+    """Returns the container and the name of a variable on its task; None for anything else."""
     spec = getattr(variable, "spec", None)
     return (spec.container, spec.name) if isinstance(variable, rt.Variable) and spec is not None else None
 

@@ -58,7 +58,9 @@ _NEXT: Mapping[RunEvent, tuple[frozenset[RunPhase], RunPhase]] = {
 
 
 def next_phase(phase: RunPhase, event: RunEvent) -> RunPhase:
-    """Returns the phase after an event; the same phase where the event ends another one.
+    """Returns the phase after an event; the same phase for an event of another phase.
+
+        next_phase(RunPhase.TRAINING, RunEvent.WAITS)   # RunPhase.WAITING
 
     Args:
         phase: Phase before the event.
@@ -119,7 +121,13 @@ class EndReport(enum.Enum):
 
 
 def choose_save(facts: EndFacts) -> LastSave:
-    """Returns the way in which the last steps are saved."""
+    """Returns the way in which the last steps are saved.
+
+    A task that has left comes first: nothing is to be saved on it, and the session may be closed for that reason.
+
+    Args:
+        facts: Facts about the task, before the last save.
+    """
     if facts.left:
         return LastSave.LEFT
     if facts.silenced and facts.saves:
@@ -132,7 +140,13 @@ def choose_save(facts: EndFacts) -> LastSave:
 
 
 def choose_report(facts: EndFacts) -> EndReport:
-    """Returns the report of the end. A task with a signal is started again: for the others it is not done."""
+    """Returns the report of the end.
+
+    A task with a signal is started again, and so is not reported as done.
+
+    Args:
+        facts: Facts about the task, after the last save.
+    """
     if facts.over and not facts.signalled:
         if facts.shared:
             return EndReport.DONE

@@ -1,4 +1,4 @@
-"""The sessions of a run: a source opens them, and each is entered in the run records before training uses it.
+"""The sessions of a run: opened by a source, and entered in the run records before training uses them.
 
 ``Supervisor`` and ``MonitoredSession`` have a source each. ``Lifecycle`` makes ``RunSessions`` of the source.
 ``ManagedSession`` opens its first session, and a new one in each recovery, with them.
@@ -20,7 +20,7 @@ ANSWER_SECS = 10.0
 
 
 class SessionSource(Protocol):
-    """Opens sessions for one run.
+    """A source of sessions for one run.
 
     Attributes:
         records: Run records of the cluster; None when no other task takes part.
@@ -33,10 +33,13 @@ class SessionSource(Protocol):
     give_up_secs: float
 
     def ready(self, recovering: bool) -> rt.Session:
-        """Opens a session that is ready for training. Raises TrainingOver when the run has finished.
+        """Opens a session that is ready for training.
 
         Args:
-            recovering: True where the session takes the place of one that has lost a task.
+            recovering: True in a recovery, False at the start.
+
+        Raises:
+            TrainingOver: The run has finished.
         """
 
     def bare(self) -> rt.Session:
@@ -44,12 +47,12 @@ class SessionSource(Protocol):
 
 
 class RunSessions:
-    """Opens the sessions of a run and enters each in the run records.
+    """The sessions of a run, each entered in the run records.
 
     Args:
         source: Source of the sessions.
         grace_period: Grace period that ends the tries.
-        probes: True to note which variables have no value at first, for ``check_values``.
+        probes: True to note the variables that have no value at first, for ``check_values``.
     """
 
     def __init__(self, source: SessionSource, grace_period: GracePeriod, probes: bool) -> None:
@@ -68,10 +71,17 @@ class RunSessions:
         return self._probe is not None
 
     def open(self, recovering: bool) -> rt.Session:
-        """Opens a session that is ready, or after the end of the run one that need not be.
+        """Opens a session for training.
+
+        The session is ready, unless the run has finished: then ``late`` is True and nothing is left to train.
 
         Args:
-            recovering: True where the session takes the place of one that has lost a task.
+            recovering: True in a recovery, False at the start.
+
+        Raises:
+            TrainingOver: The run has finished during a recovery.
+            RuntimeError: The model could not be made ready.
+            UnavailableError, AbortedError: Tasks were lost until the grace period was over.
         """
         while True:
             session = self._open(recovering)

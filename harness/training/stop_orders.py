@@ -46,7 +46,7 @@ class StopOrders(threading.Thread):
         self._save = save
 
     def run(self) -> None:
-        """Requests a stop when another task, such as an evaluator, has ordered training to end."""
+        """Waits for orders until a stop. An evaluator, say, may order training to end."""
         while not self._coord.should_stop():
             try:
                 reason, goes_in_secs = self._records.wait_stop(_STOP_WAIT_SECS)
