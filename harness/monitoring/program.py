@@ -156,7 +156,11 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
 
 
 def metrics_port(first: int, environ: Mapping[str, str]) -> int:
-    """Returns the port of this task if several tasks of a host have the same flag; 0 stays a free port."""
+    """Returns the port of this task if several tasks of a host have the same flag; 0 stays a free port.
+
+    >>> metrics_port(9100, {NUMBER_VARIABLE: "2"})
+    9102
+    """
     return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
 
 

@@ -130,7 +130,11 @@ def _staleness(behind: Sequence[int]) -> dict[str, Any]:
 
 
 def sizes(count: float) -> str:
-    """Returns a number of bytes for people, such as "318 KB"."""
+    """Returns a number of bytes for people.
+
+    >>> sizes(318_000), sizes(1_500)
+    ('318 KB', '1.5 KB')
+    """
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(count) < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.1f} {unit}"
@@ -155,7 +159,11 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def fitting(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """Returns the columns of a table that a terminal of so many characters has room for; the last one is cut off."""
+    """Returns the columns of a table that fit a terminal of so many characters; the last column is cut off.
+
+    >>> fitting([["TASK", "CPU", "ERROR"], ["ps", "3%", "no route to host"]], width=14)
+    [['TASK', 'ERROR'], ['ps', 'no rout…']]
+    """
     kept = list(range(len(rows[0])))
 
     def room() -> int:

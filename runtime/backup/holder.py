@@ -69,7 +69,12 @@ class BackupImage:
 
 
 def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[str, Entry]]:
-    """Splits entries into one or more messages of at most ``limit`` bytes, or of one larger entry."""
+    """Splits entries into one or more messages of at most ``limit`` bytes, or of one larger entry.
+
+    >>> entries = {name: Entry(None, (np.zeros(3, np.uint8),)) for name in "abc"}
+    >>> [list(message) for message in chunks(entries, limit=6)]
+    [['a', 'b'], ['c']]
+    """
     messages: list[dict[str, Entry]] = [{}]
     size = 0
     for name, entry in entries.items():

@@ -229,7 +229,7 @@ class Primary:
             self.count()
             self.settle()
             return reply
-        # An image must not have half of an update, so updates wait while an image is taken, for microseconds.
+        # An image must not have half of an update, so updates wait while an image is taken.
         with self._lock:
             while self._paused:
                 self._resumed.wait(_WAIT_SECS)

@@ -68,7 +68,11 @@ class DeviceSpec:
         return replace(self, replica=self.replica or 0)._format(short=False) if self.job else self._format(short=False)
 
     def merge(self, inner: "DeviceSpec") -> "DeviceSpec":
-        """Returns the parts of `inner`, completed by the parts of this spec."""
+        """Returns the parts of `inner`, completed by the parts of this spec.
+
+        >>> str(DeviceSpec.parse("/job:ps/task:1").merge(DeviceSpec.parse("/task:0/cpu:0")))
+        '/job:ps/task:0/cpu:0'
+        """
         if inner == ANYWHERE:
             return self
         return replace(self, **{part: value for part, value in vars(inner).items() if value is not None})

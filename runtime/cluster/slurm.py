@@ -101,6 +101,9 @@ def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> s
         first: number of the task's first GPU on its node.
         count: GPUs of the task.
         on_node: GPUs of the step on the node.
+
+    >>> visible_gpus("0,1,2,3", first=2, count=2, on_node=4)
+    '2,3'
     """
     if visible is None:
         return ",".join(map(str, range(first, first + count)))
@@ -109,7 +112,11 @@ def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> s
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands a Slurm node list: "n[1-2],m5,o[03-04,6]" is n1, n2, m5, o03, o04, o6."""
+    """Expands a Slurm node list.
+
+    >>> expand_hostlist("n[1-2],m5,o[03-04,6]")
+    ['n1', 'n2', 'm5', 'o03', 'o04', 'o6']
+    """
     return [
         "".join(parts)
         for pattern in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hostlist)
@@ -118,7 +125,11 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Expands Slurm's task counts: "2(x3),1" is 2, 2, 2, 1."""
+    """Expands Slurm's task counts.
+
+    >>> expand_tasks_per_node("2(x3),1")
+    [2, 2, 2, 1]
+    """
     counts: list[int] = []
     for part in tasks_per_node.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())

@@ -118,6 +118,9 @@ class ClusterSpec:
     def task_address(self, job_name: str, task_index: int) -> str:
         """Returns the address of a task.
 
+        >>> ClusterSpec({"ps": ["ps0:2222"]}).task_address("ps", 0)
+        'ps0:2222'
+
         Raises:
             InvalidArgumentError: There is no such job or task.
         """
@@ -213,7 +216,8 @@ class ClusterSpec:
 def difference(here: ClusterSpec, there: ClusterSpec) -> str:
     """Says in words how two cluster definitions differ; the empty string when they do not.
 
-    For example "task 1 of job ps: 'a:1' here, 'b:1' there".
+    >>> difference(ClusterSpec({"ps": ["a:1"]}), ClusterSpec({"ps": ["b:1"]}))
+    "task 0 of job ps: 'a:1' here, 'b:1' there"
     """
     found = []
     for job in sorted({*here.jobs, *there.jobs}):
@@ -242,6 +246,9 @@ def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
     Args:
         here: the definition of this task.
         there: the definition of the other task.
+
+    >>> agree(ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]}), ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "c:1"]}))
+    True
     """
     for one, other in ((here, there), (there, here)):
         if len(one._jobs.get("ps", {})) == len(one.tasks()) == 1:
@@ -275,7 +282,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns "host:port", with brackets around an IPv6 address; ``split_address`` is the way back."""
+    """Returns "host:port", with brackets around an IPv6 address; ``split_address`` is the way back.
+
+    >>> join_address("::1", 2222)
+    '[::1]:2222'
+    """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -154,6 +154,9 @@ def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = Non
         arrays: at least one array.
         reduction: "mean" or "sum".
         out: memory for the result.
+
+    >>> reduce_in_order([np.array([1.0, 2.0]), np.array([3.0, 4.0])], MEAN)
+    array([2., 3.])
     """
     # Integers are steps, equal for all workers: a mean in floats could round them.
     first = arrays[0]

@@ -102,7 +102,7 @@ class _HeldBack:
             self._act()
 
     def _act(self) -> None:
-        """Acts upon what came; each handler is called, whatever another raises."""
+        """Calls the handler of each signal that came, also if another handler raises."""
         if self._came:
             number, frame = self._came.popitem()
             try:

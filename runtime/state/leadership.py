@@ -1,7 +1,7 @@
-"""Leadership: under what a chief orders tasks, whatever the orders are about.
+"""Leadership: the claim under which a chief orders tasks.
 
 Every task obeys one leadership at a time and keeps it in its run record. A chief claims the tasks under an epoch larger
-than that of any chief before; after that they refuse what comes under an earlier one, however late it arrives.
+than that of any chief before. After a claim the tasks refuse late orders under an earlier epoch.
 """
 
 from __future__ import annotations

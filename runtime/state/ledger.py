@@ -11,7 +11,7 @@ import threading
 from runtime.limits import Limits
 
 NOBODY = 0
-"""The owner of what sessions that have ended have left: elements of queues, stages for the next session."""
+"""The owner of the remains of ended sessions: elements of queues, stages for the next session."""
 
 
 class Ledger:
@@ -78,7 +78,7 @@ class Ledger:
                 self._bytes.pop(owner, None)
 
     def end(self, session: int) -> None:
-        """Counts as nobody's what a session that ends leaves behind."""
+        """Counts the bytes of a session that ends for ``NOBODY``."""
         with self._lock:
             self.own.discard(session)
             left = self._bytes.pop(session, 0)

@@ -1,4 +1,4 @@
-"""The tasks that take part in a run: which of them are done, and how long each has been silent."""
+"""The tasks that take part in a run, with their ends and their silence."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from runtime.limits import Limits
 
 @dataclass
 class Environment:
-    """The task around a run record, which its server and its worker describe.
+    """The task around a run record, as its server and its worker describe the task.
 
     Attributes:
-        address: where this task is reached. For the tasks that say on whom they wait.
+        address: address of this task.
         expected: the tasks that must be done before ``when_all_done`` is called.
-        limits: how long orders wait, and how many tasks may take part.
-        when_all_done: called once, without the lock, when every expected task is done and one of them asked the task
-            to leave then.
+        limits: the limits of waits and of participants.
+        when_all_done: called without the lock when every expected task is done and a task has asked for the end.
         when_loading: called, under the lock, before the leader gives the variables new values.
-        silent: returns for how long a session has given no sign of life, seconds; None when this task does not know it.
-        lives: returns True if a session gives signs of life; one that is gone may come back.
+        silent: returns the seconds since the last sign of life of a session; None for an unknown session.
+        lives: returns True if a session gives signs of life; a lost session may come back.
     """
 
     address: str = ""
@@ -36,12 +35,12 @@ class Environment:
 
 @dataclass
 class Participant:
-    """A task that takes part in the run.
+    """A task in the run.
 
     Attributes:
-        address: where it is reached; may be empty.
-        session: that it trains in; 0 when it did not tell.
-        heard_at: ``time.monotonic()`` of the last sign of life of that session here; None before the first.
+        address: address of the task; may be empty.
+        session: number of the training session; 0 if unknown.
+        heard_at: ``time.monotonic()`` of the session's last sign of life here; None before the first.
     """
 
     address: str = ""
@@ -51,13 +50,13 @@ class Participant:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A task that must be done before this one may leave.
+    """A task for which another task stays at the end of training.
 
     Attributes:
-        task: its name.
-        address: where it is reached; may be empty.
-        silent_secs: for how long it has given no sign of life here; None when it never gave one.
-        limit_secs: after so long it is not waited for any longer; None while nobody has told.
+        task: name of the task.
+        address: address of the task; may be empty.
+        silent_secs: seconds since the last sign of life here; None before the first.
+        limit_secs: seconds of silence after which the wait ends; None until the chief has set the limit.
     """
 
     task: str
@@ -66,7 +65,7 @@ class Awaited:
     limit_secs: float | None
 
     def __str__(self) -> str:
-        """In words, for the log."""
+        """Returns the task and its silence in words, for the log."""
         where = f"{self.task} at {self.address}" if self.address else self.task
         if self.silent_secs is None:
             return f"{where} (has not come)"
@@ -88,8 +87,8 @@ class Participants:
         states: by task that is done, the small named states that it has sent.
         left: the tasks that have said goodbye: a part of ``done``.
         elastic: True where workers come and go, so that nobody is expected.
-        leave: True once a task has asked this one to leave when all are done.
-        silence_secs: silence after which a task is not waited for; None while no chief has told.
+        leave: True once a task has asked this task to leave at the end.
+        silence_secs: seconds of silence after which a task is not waited for; None until a chief has set the limit.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -100,7 +99,7 @@ class Participants:
         self.reset()
 
     def reset(self) -> None:
-        """Begins a run of its own, to which the tasks that were done may not come."""
+        """Begins another run, which the tasks that were done need not join."""
         self.joined = {name: part for name, part in self.joined.items() if name not in self.done}
         self.done = {}
         self.states: dict[str, dict[str, bytes]] = {}
@@ -112,7 +111,7 @@ class Participants:
         return len({*self.joined, *self.done, *names})
 
     def join(self, name: str, participant: Participant) -> None:
-        """Notes that a task takes part, again if it was done."""
+        """Adds a task to the run; a task that was done takes part again."""
         self.joined[name] = participant
         self.done.pop(name, None)
         self.states.pop(name, None)
@@ -120,11 +119,11 @@ class Participants:
 
     @property
     def may_go(self) -> bool:
-        """Whether this task leaves when nobody needs it; one that expects nobody stays, unless workers come and go."""
+        """True if this task leaves at the end; a task that expects no worker stays, unless workers come and go."""
         return self.leave and (bool(self._environment.expected) or self.elastic)
 
     def awaited(self, finished: bool) -> list[Awaited]:
-        """Returns the tasks that must be done before this one may leave."""
+        """Returns the tasks that are not done and for which this task stays."""
         silences = self.silences(time.monotonic())
         parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
         limit = self.silence_secs if finished else None
@@ -150,7 +149,7 @@ class Participants:
         }
 
     def state(self) -> dict[str, Any]:
-        """Returns all that ``take_up`` needs, as JSON can say it."""
+        """Returns the fields for ``take_up``, as JSON can say them."""
         return {
             "joined": {name: [part.address, part.session] for name, part in self.joined.items()},
             "done": list(self.done),
@@ -162,7 +161,7 @@ class Participants:
         }
 
     def take_up(self, state: Mapping[str, Any], now: float) -> None:
-        """Goes on from what ``state`` gave in an earlier process of the task."""
+        """Continues from the ``state`` of an earlier process of the task."""
         # A task that was silent then gets its whole time from now on.
         joined = state["joined"].items()
         self.joined = {name: Participant(address, session, now) for name, (address, session) in joined}

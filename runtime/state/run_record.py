@@ -1,26 +1,25 @@
-"""The run record: what a task knows of the training run that its variables belong to.
+"""The run record: a task's knowledge of the training run to which its variables belong.
 
-Between-graph training has no scheduler that everybody asks. What the workers must agree on lies beside the variables
-instead, on every task that holds some: who leads, whether the variables may be used, who takes part and who is done.
+Between-graph training has no central scheduler. The facts on which workers must agree lie beside the variables instead,
+on every task that has variables: the chief, the phase, the tasks that take part and the tasks that are done.
 
 The phases:
 
-    new       nobody has led here yet; variables may be used as soon as they have values
+    new       no chief has led here yet; variables may be used as soon as they have values
     loading   a chief initialises or restores: half of the variables may be old, half new
-    ready     training goes on
-    finished  the chief has said that training is over
+    ready     training runs
+    finished  the chief has ended training
 
-Who leaves while training goes on says goodbye: it is done, as somebody who has trained to the end.
+A worker that leaves during training says goodbye, and is done like a worker that has trained to the end. Until a run is
+finished any task may order its end (``stop``) with a reason, and all tasks that take part wait for such an order.
 
-Before it is finished anybody may order training to end (``stop``), with a reason: who takes part waits for that.
+The end. A worker joins with its training session, and the connections of the session are its sign of life. A ps that
+may leave at the end of training leaves when the run has finished and every worker is done. A worker without a sign of
+life for the time that the chief has set is not waited for: silence is limited, never work.
 
-The end. Who takes part has joined, with the session that it trains in; the connections of that session tell whether it
-lives. A task that may leave at the end of training leaves when the run has finished and everybody who takes part is
-done, or gives no sign of life for as long as the chief has told: silence is what is limited, never work.
-
-The fence. A chief that replaces the values of variables begins with ``load``. If there were values, that starts a new
-generation of the task: stage calls that were registered in the generation before are refused with AbortedError. So a
-gradient of the old values, on its way while the restore runs, can never be added to the restored ones.
+The fence. A chief that replaces the values of variables begins with ``load``. If there were values, ``load`` starts a
+new generation of the task, and stage calls that were registered in an earlier generation are refused with AbortedError.
+So a gradient of old values that arrives during a restore is never added to restored values.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ class RunRecord:
             self._tasks.silences(time.monotonic())
 
     def awaited(self) -> list[Awaited]:
-        """Returns the tasks that must be done before this one may leave; none unless a task asked this one to leave."""
+        """Returns the tasks for which this task stays at the end; none unless a task has asked for the end."""
         with self._changed:
             return self._tasks.awaited(self._phase == FINISHED) if self._tasks.may_go else []
 
@@ -297,7 +296,7 @@ class RunRecord:
         self._check_open(task)
 
     def _inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        """Changes nothing; "rest" does not either, as the worker itself wakes the updates that wait."""
+        """Changes nothing: "inspect" only reads, and for "rest" the worker wakes the updates that wait."""
 
     def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)

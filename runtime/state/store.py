@@ -260,7 +260,7 @@ class Store:
             with self.lock:
                 slots = list(self._slots.values())
             with Claim(slots), self.lock:
-                # A variable was made between the two locks, and its stage may be part of a step on other variables.
+                # A variable was made after the list of slots, and an instant has all variables.
                 if len(slots) < len(self._slots):
                     continue
                 return self._referenced(slots), self.run.state(), list(self._resources)

@@ -1,12 +1,12 @@
-"""The write gate of a task: holds back writing stages while all tasks take the references of a snapshot.
+"""The write gate of a task: writing stages wait while all tasks take the references of a snapshot.
 
-A training step may write on several tasks. A snapshot of all of them is consistent when each step is wholly in it or
-wholly out. So every task pauses and tells which steps have written how much. It lets those steps go on that have
-written somewhere but not everywhere yet. Only then are references taken.
+A training step may write on several tasks. A snapshot of all tasks is consistent if each step is wholly in or wholly
+out. So every task pauses, and reports the writes of recent steps. Steps that have written on some tasks only are let
+through. Then the references are taken.
 
-A pause belongs to one snapshot, by whose number it is known. It ends when its own snapshot ends it, when another
-snapshot begins, or by itself when its time is over and a stage comes. So a snapshot that finds its pause still held
-on every task knows that nothing was written anywhere since; any other is none.
+A pause belongs to one snapshot, and has the number of the snapshot. The pause ends when the snapshot ends, when another
+snapshot begins, or when its time is up and a stage comes. If the pause of a snapshot still holds on every task, no
+task has written since. Otherwise the snapshot has failed.
 """
 
 from __future__ import annotations
