@@ -55,7 +55,7 @@ class ExponentialMovingAverage:
         self._warm_up = warm_up
 
     def after(self, transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-        """``transformation``, and then the average of the variable that comes of it."""
+        """Returns ``transformation`` followed by the average of the variable that it leads to."""
         averaged = optax.GradientTransformationExtraArgs(self._init, self._update)
         return optax.chain(transformation, averaged)
 

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 
 
 def accumulated(loss_fn: Callable[..., jax.Array], steps: int) -> Callable[..., jax.Array]:
-    """The mean of a loss over ``steps`` batches that are fed as one, computed one after the other.
+    """Makes a loss that is the mean over ``steps`` batches.
+
+    The batches are fed as one, and computed one after the other.
+
+    The batches are computed one after the other.
 
     A worker so pulls once, accumulates the gradients of ``steps`` batches at the same parameters, and pushes once. The
     gradient is that of one batch ``steps`` times as large, with the activations of one batch at a time.

@@ -93,7 +93,7 @@ class Optimizer:
         var_list: Sequence[rt.Variable] | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that computes the gradients of ``loss`` and applies them.
+        """Makes an operation that computes the gradients of ``loss`` and applies them.
 
         Args:
             loss: floating point tensor.
@@ -106,7 +106,9 @@ class Optimizer:
     def compute_gradients(
         self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
     ) -> list[GradientAndVariable]:
-        """Pairs of (gradient, variable); the gradient is None where ``loss`` does not depend on the variable.
+        """Returns pairs of (gradient, variable).
+
+        The gradient is None where ``loss`` does not depend on the variable.
 
         Args:
             loss: floating point tensor.
@@ -132,7 +134,7 @@ class Optimizer:
         global_step: rt.Variable | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that applies gradients, each on its variable's task.
+        """Makes an operation that applies gradients, each on its variable's task.
 
         Args:
             grads_and_vars: what ``compute_gradients`` gave, possibly changed; pairs with a None gradient are left out.
@@ -166,11 +168,11 @@ class Optimizer:
         return sorted({name for slots in self._slots.values() for name in slots})
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
-        """The slot variable ``name`` of ``variable``, or None when there is none (yet)."""
+        """Returns the slot variable ``name`` of ``variable``, or None if there is none yet."""
         return self._slots.get(variable, {}).get(name)
 
     def variables(self) -> list[rt.Variable]:
-        """All slot variables."""
+        """Returns all slot variables."""
         return [slot for slots in self._slots.values() for slot in slots.values()]
 
     def _prepared(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> list[tuple[rt.Tensor, rt.Variable]]:
@@ -186,7 +188,7 @@ class Optimizer:
         return list(zip(changed, (v for _, v in pairs), strict=True))
 
     def _update(self, pairs: Sequence[tuple[rt.Tensor, rt.Variable]]) -> rt.Operation:
-        """The update of all variables of one task, with their slots, as one program."""
+        """Updates all variables of one task, with their slots, in one program."""
         variables = list(dict.fromkeys(v for _, v in pairs))
         places = [variables.index(v) for _, v in pairs]
         slots = [list(self._slots_of(v).values()) for v in variables]
@@ -216,7 +218,7 @@ class Optimizer:
         return applied
 
     def _alone(self, variable: rt.Variable, value: object) -> Any:
-        """What optax is given of one variable: its value, in its place of the tree that masks are written for."""
+        """Places the value of one variable in the tree that masks are written for."""
         return value if self._tree is None else self._tree.only(variable, value)
 
     def _state(self, variable: rt.Variable) -> optax.OptState:
@@ -236,7 +238,10 @@ class Optimizer:
             ) from error
 
     def _slots_of(self, variable: rt.Variable) -> dict[str, rt.Variable]:
-        """The slot variables of ``variable``, made at the first call, in the order of the state's leaves."""
+        """Returns the slot variables of ``variable`` in the order of the state's leaves.
+
+        The first call makes them.
+        """
         if variable in self._slots:
             return self._slots[variable]
         slots: dict[str, rt.Variable] = {}
@@ -290,7 +295,9 @@ class Optimizer:
 
 
 def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
-    """The leaves of an optax state as slot variables hold them: the bits of random keys, all else as it is.
+    """Converts the leaves of an optax state to what slot variables hold.
+
+    Random keys become their bits, all else stays.
 
     Args:
         state: the state.
@@ -304,7 +311,12 @@ def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.A
 
 
 def _restored(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.OptState:
-    """The state that ``_stored`` gave ``leaves`` of; ``first`` is one of the same structure and kinds."""
+    """Rebuilds the state of which ``_stored`` made ``leaves``.
+
+    ``first`` is a state of the same structure and kinds.
+
+    ``first`` is a state of the same structure and kinds.
+    """
     kinds, structure = jax.tree.flatten(first)
     whole = [
         jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(kind)) if _is_key(kind) else leaf
@@ -318,7 +330,7 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _abstract(value: object) -> jax.ShapeDtypeStruct:
-    """What an extra argument is like when a step runs, as far as it is known."""
+    """Describes an extra argument as it is when a step runs, as far as that is known."""
     if not isinstance(value, rt.Tensor | rt.Variable):
         value = np.asarray(value)
     shape = () if value.shape is None else tuple(1 if d is None else d for d in value.shape)
@@ -326,7 +338,7 @@ def _abstract(value: object) -> jax.ShapeDtypeStruct:
 
 
 def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
-    """``adam/mu`` for the leaf at ``path`` of an optax state: the kind of state, then the field."""
+    """Returns ``adam/mu`` for the leaf at ``path`` of an optax state: the kind of state, then the field."""
     kind, fields = "", []
     for key in path:
         if hasattr(state, "_fields"):
@@ -343,13 +355,15 @@ def _slot_name(state: optax.OptState, path: Sequence[object]) -> str:
 
 
 def _kind(name: str) -> str:
-    """``ScaleByAdamState`` -> ``adam``, ``TraceState`` -> ``trace``."""
+    """Converts the name of a state's class: ``ScaleByAdamState`` -> ``adam``, ``TraceState`` -> ``trace``."""
     bare = re.sub(r"^(ScaleBy|Scale)(?=[A-Z])|State$", "", name)
     return re.sub(r"(?<!^)(?=[A-Z])", "_", bare).lower() or "state"
 
 
 def updates_of(train: rt.Operation) -> list[rt.Operation]:
-    """The updates that ``train``, just made by ``Optimizer.apply_gradients``, stands for.
+    """Returns the updates that ``train`` stands for.
+
+    ``Optimizer.apply_gradients`` has just made ``train``.
 
     What the caller's open ``control_dependencies`` hold goes before them and is none of them.
     """
@@ -389,13 +403,13 @@ class WrappedOptimizer:
         var_list: Sequence[rt.Variable] | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that computes this worker's gradients and applies them as ``apply_gradients`` does."""
+        """Makes an operation that computes this worker's gradients and applies them as ``apply_gradients`` does."""
         return self.apply_gradients(self.compute_gradients(loss, var_list), global_step, name)
 
     def compute_gradients(
         self, loss: rt.Tensor, var_list: Sequence[rt.Variable] | None = None
     ) -> list[GradientAndVariable]:
-        """Pairs of (gradient, variable) of this worker; the wrapped optimizer's."""
+        """Returns pairs of (gradient, variable) of this worker, from the wrapped optimizer."""
         return self.optimizer.compute_gradients(loss, var_list)
 
     def apply_gradients(
@@ -404,19 +418,19 @@ class WrappedOptimizer:
         global_step: rt.Variable | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that applies gradients, each on its variable's task; the wrapped optimizer's."""
+        """Makes the wrapped optimizer's operation that applies gradients, each on its variable's task."""
         return self.optimizer.apply_gradients(grads_and_vars, global_step, name)
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
-        """The wrapped optimizer's slot."""
+        """Returns the wrapped optimizer's slot."""
         return self.optimizer.get_slot(variable, name)
 
     def get_slot_names(self) -> list[str]:
-        """The wrapped optimizer's slot names."""
+        """Returns the wrapped optimizer's slot names."""
         return self.optimizer.get_slot_names()
 
     def variables(self) -> list[rt.Variable]:
-        """The wrapped optimizer's variables."""
+        """Returns the wrapped optimizer's variables."""
         return self.optimizer.variables()
 
 

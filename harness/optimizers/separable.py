@@ -18,7 +18,7 @@ _SHAPES = ((), (2,), (2, 3), (2, 2, 2, 3))
 def what_mixes(
     transformation: optax.GradientTransformation, extra_args: Mapping[str, object]
 ) -> tuple[str, bool] | None:
-    """The part of ``transformation`` whose update of one variable depends on other variables.
+    """Finds the part of ``transformation`` whose update of one variable depends on other variables.
 
     The update is traced for several variables, not run: what it depends on does not depend on any values.
 
@@ -87,14 +87,17 @@ def dependences(
 
 
 def _inputs(closed: ClosedJaxpr, output: int) -> set[int]:
-    """The numbers of the inputs that output number ``output`` of a jaxpr is computed from."""
+    """Finds the numbers of the inputs from which output number ``output`` of a jaxpr is computed."""
     wanted = [i == output for i in range(len(closed.out_avals))]
     _, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted)
     return {i for i, is_used in enumerate(used) if is_used}
 
 
 def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.GradientTransformation]:
-    """The transformations that one is made of: what its two functions hold on to."""
+    """Finds the transformations of which a transformation is made.
+
+    They are among the variables that its two functions refer to.
+    """
     held = {**_held(transformation.init), **_held(transformation.update)}
     if "init_fns" in held and "update_fns" in held:  # optax.chain keeps them apart
         yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
@@ -105,7 +108,7 @@ def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.Gradi
 
 
 def _held(fn: Callable[..., object]) -> dict[str, Any]:
-    """The variables that a function or method refers to besides its arguments."""
+    """Finds the variables that a function or method refers to besides its arguments."""
     fn = getattr(fn, "__wrapped__", fn)
     if hasattr(fn, "__self__"):
         return dict(vars(fn.__self__))

@@ -37,7 +37,7 @@ class StaleSynchronous(WrappedOptimizer):
         global_step: rt.Variable | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that applies gradients and waits for slower workers.
+        """Makes an operation that applies gradients and waits for slower workers.
 
         Raises:
             InvalidArgumentError: no global step: workers meet on the ps that holds it.

@@ -184,7 +184,7 @@ class SyncRunner:
             self._changed.notify_all()
 
     def _obeyed(self, sess: rt.Session) -> list[tuple[int, int]]:
-        """Epoch and owner of the leadership under which to order each ps."""
+        """Returns epoch and owner of the leadership under which to order each ps."""
         placed = sess.placement([task.beside for task in self._tasks])
         names = [placed[task.beside].task_name for task in self._tasks]
         try:
@@ -207,12 +207,15 @@ class SyncRunner:
         }
 
     def _wanted(self) -> int:
-        """How many gradients to ask for; where workers come and go the ps knows who is there."""
+        """Returns the number of gradients to request.
+
+        Where workers come and go, the ps knows which are there.
+        """
         whole = self._elastic or self._members is None
         return self._needed if whole else self._aggregated()
 
     def _aggregated(self) -> int:
-        """How many gradients an aggregate has now."""
+        """Returns the number of gradients in an aggregate now."""
         return self._needed if self._members is None else min(self._needed, len(self._members) * self._each)
 
     def _watch(self, sess: rt.Session, coord: Coordinator) -> None:
@@ -288,7 +291,7 @@ class SyncRunner:
         return float(millis) / 1000
 
     def _decide(self, sess: rt.Session, claim: int, time_is_up: bool = False) -> None:
-        """Has the next aggregate applied, if it can be chosen."""
+        """Applies the next aggregate if it can be chosen."""
         with self._deciding:
             with self._changed:
                 if self._claim_count != claim:
@@ -327,7 +330,10 @@ class SyncRunner:
                 self._changed.notify_all()
 
     def _release(self, sess: rt.Session, coord: Coordinator) -> None:
-        """At a stop, ends the waits of the listeners: their session is over when another one begins."""
+        """Ends the waits of the listeners at a stop.
+
+        Their session ends when another one begins.
+        """
         coord.wait_for_stop()
         with self._changed:
             self._changed.notify_all()

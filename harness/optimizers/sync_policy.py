@@ -104,7 +104,7 @@ class Settlement:
 
 
 def settle(claims: Sequence[ClaimReply]) -> Settlement:
-    """What is to be done after an earlier chief may have died at any point.
+    """Decides what to do after an earlier chief may have died at any point.
 
     Args:
         claims: one for each task, the leader's first. The leader's step is the truth; a task that has applied the
@@ -120,7 +120,7 @@ def settle(claims: Sequence[ClaimReply]) -> Settlement:
 
 
 def rejoined(members: frozenset[int] | None, seen: Sequence[int], total: int) -> frozenset[int] | None:
-    """The members after some workers were heard of again; None once nobody is missing."""
+    """Returns the members after some workers were heard of again; None once none is missing."""
     if members is None:
         return None
     now = members | frozenset(seen)

@@ -102,7 +102,9 @@ class SyncReplicas(WrappedOptimizer):
         global_step: rt.Variable | None = None,
         name: str | None = None,
     ) -> rt.Operation:
-        """One operation that gives gradients to the aggregate and is done when the step that they belong to is over.
+        """Makes an operation that sends gradients to the aggregate.
+
+        The operation is done when the step of these gradients is finished.
 
         Args:
             grads_and_vars: what ``compute_gradients`` gave, possibly changed: clipping happens before averaging.
@@ -189,31 +191,36 @@ class SyncReplicas(WrappedOptimizer):
 
     @property
     def accepted(self) -> rt.Tensor:
-        """Whether the gradients of this step counted (bool); fetch it beside the training operation."""
+        """Returns a bool tensor: true if the gradients of this step counted.
+
+        Fetch it beside the training operation.
+        """
         return made(self._accepted, self.name, "accepted")
 
     @property
     def step(self) -> rt.Tensor:
-        """The global step after the aggregate to which this step's gradients belong."""
+        """Returns the global step after the aggregate to which this step's gradients belong."""
         return made(self._step, self.name, "step")
 
     @property
     def dropped_gradients(self) -> rt.Tensor:
-        """How many gradients of all workers were dropped as stale so far (int64)."""
+        """Returns an int64 tensor: the gradients of all workers that were dropped as stale so far."""
         return made(self._dropped, self.name, "dropped_gradients")
 
     @property
     def accepted_gradients(self) -> rt.Tensor:
-        """How many gradients of all workers were applied so far (int64)."""
+        """Returns an int64 tensor: the gradients of all workers that were applied so far."""
         return made(self._counted, self.name, "accepted_gradients")
 
     @property
     def waiting_for(self) -> rt.Tensor:
-        """A string: whom the present step waits for; empty when it waits for nobody."""
+        """Returns a string tensor: the workers that the present step waits for, or empty."""
         return made(self._status, self.name, "waiting_for")
 
     def get_chief_queue_runner(self) -> SyncRunner:
-        """What the chief runs beside training; with one ps it has nothing to do.
+        """Returns the work that the chief runs beside training.
+
+        With one ps there is none.
 
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet.
@@ -229,7 +236,9 @@ def made(item: _T | None, name: str, what: str) -> _T:
 
 
 def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
-    """The number of the worker on whose device the gradients are computed, None when that tells none.
+    """Returns the number of the worker on whose device the gradients are computed.
+
+    Returns None if the device tells no worker.
 
     The task of a job that is called chief has none: its index, 0, is also that of a worker.
     """
@@ -244,7 +253,7 @@ def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
 
 
 def on_chief(grads_and_vars: Sequence[GradientAndVariable]) -> bool:
-    """Whether gradients are computed by the task of a job that is called chief."""
+    """Returns True if gradients are computed by the task of a job that is called chief."""
     return any(
         g is not None and g.device != v.device and g.device.startswith(("/job:chief/", "/job:master/"))
         for g, v in grads_and_vars

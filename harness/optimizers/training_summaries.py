@@ -65,5 +65,5 @@ def training_summaries(
 
 
 def _norm(arrays: Sequence[jax.Array]) -> jax.Array:
-    """The global norm, float32."""
+    """Computes the global norm, float32."""
     return jnp.sqrt(sum((jnp.sum(jnp.square(a.astype(jnp.float32))) for a in arrays), start=jnp.float32(0)))

@@ -34,11 +34,14 @@ class VariableTree:
         self._places = {variable: place for place, variable in enumerate(self.variables)}
 
     def path(self, variable: rt.Variable) -> tuple[object, ...]:
-        """Where a variable is in the tree, as ``jax.tree_util`` tells it."""
+        """Returns the place of a variable in the tree, as ``jax.tree_util`` names it."""
         return tuple(self._paths[self._place(variable)])
 
     def only(self, variable: rt.Variable, value: object) -> Any:
-        """The tree with ``value`` in the place of a variable, and in all others what optax takes for masked out."""
+        """Returns the tree with ``value`` in place of a variable.
+
+        All other places hold what optax takes for masked out.
+        """
         leaves: list[object] = [optax.MaskedNode()] * len(self.variables)
         leaves[self._place(variable)] = value
         return jax.tree.unflatten(self._structure, leaves)

@@ -17,7 +17,11 @@ _COLLECTION = "bellwether/on_wire"
 
 
 def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
-    """What a model computes with so that its parameters cross the wire in ``dtype``, and their gradients too.
+    """Prepares the parameters of a model to cross the wire in ``dtype``.
+
+    Their gradients cross in ``dtype``, too.
+
+    Their gradients cross in ``dtype``, too.
 
     A ps rounds what it sends, the worker goes on in the variable's own dtype; its gradients are rounded before the push
     and added to the variable in the variable's own dtype. Half the bytes with bfloat16, at 8 bits of precision: the
@@ -55,7 +59,7 @@ def _travelling(variable: rt.Variable, narrow: DType) -> Any:
 
 
 def gradients(loss: rt.Tensor, variables: Sequence[rt.Variable]) -> list[rt.Tensor | None]:
-    """``runtime.gradients``, with what came over the wire standing for the variable that it came from."""
+    """Computes ``runtime.gradients`` of variables, through the tensors that came over the wire."""
     copies = {v: [received for of, received, _ in _entries(v)] for v in variables}
     received = [tensor for tensors in copies.values() for tensor in tensors]
     if not received:
@@ -75,7 +79,7 @@ def _total(parts: list[rt.Tensor]) -> rt.Tensor | None:
 
 
 def narrowed(gradient: rt.Tensor, variable: rt.Variable) -> rt.Tensor:
-    """A gradient as it is to be pushed: rounded on the worker if the variable's own value travels rounded."""
+    """Rounds a gradient on the worker if the variable's own value travels rounded."""
     for _, _, dtype in _entries(variable):
         with rt.device(None), rt.device(gradient.device or None):  # whatever scopes are open
             rounded: rt.Tensor = rt.call(lambda value, dtype=dtype: value.astype(dtype), gradient, name="to_wire")

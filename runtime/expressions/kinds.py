@@ -47,7 +47,10 @@ class AttributeKind:
     operations: frozenset[str] | None = None
 
     def problem(self, computation: pb.ComputationDef) -> str | None:
-        """Why a computation may not be one of this attribute's; None when it may."""
+        """Says why a computation may not be one of this attribute's.
+
+        Returns None if it may.
+        """
         for equation in computation.equations:
             if self.operations is not None and equation.operation not in self.operations:
                 return f"{equation.operation[:WORD]!r} is no operation by which elements are combined"
@@ -55,14 +58,20 @@ class AttributeKind:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Whether elements have less than a byte. XLA ends the process at some constants of such dtypes, JAX's own too."""
+    """Returns True if elements have less than a byte.
+
+    XLA ends the process at some constants of such dtypes, JAX's own too.
+    """
     if dtype.kind == "b" or dtype.itemsize > 1 or dtype.name in ("int8", "uint8") or dtype.name.startswith("float8"):
         return False
     return True
 
 
 def is_unknown_to_xla(dtype: DType) -> bool:
-    """Whether XLA has no such elements; most programs with them it refuses, and at some it ends the process.
+    """Returns True if XLA has no such elements.
+
+    XLA refuses most programs with them, and ends the process at some. JAX takes elements of one bit for truth values,
+    which are stored in another way: no such program runs.
 
     JAX takes elements of one bit for truth values, which are stored in another way: no such program runs.
     """
@@ -70,7 +79,7 @@ def is_unknown_to_xla(dtype: DType) -> bool:
 
 
 def optional(kind: AttributeKind) -> AttributeKind:
-    """The kind of attributes that may be None as well."""
+    """Makes the kind of attributes that may be None as well."""
     return replace(kind, optional=True)
 
 
@@ -82,12 +91,12 @@ def _within(value: Parameter, low: int, high: int) -> int:
 
 
 def integer(low: int = -LARGEST, high: int = LARGEST) -> AttributeKind:
-    """An integer of a range."""
+    """Makes the kind of an integer in a range."""
     return AttributeKind("integer", lambda value: _within(value, low, high), lambda value: _within(value, low, high))
 
 
 def integers(low: int = -LARGEST, high: int = LARGEST, count: int = RANK) -> AttributeKind:
-    """A row of integers of a range, as a tuple."""
+    """Makes the kind of a row of integers in a range, a tuple."""
 
     def checked(values: Sequence[Parameter]) -> tuple[int, ...]:
         if len(values) > count:
@@ -98,7 +107,10 @@ def integers(low: int = -LARGEST, high: int = LARGEST, count: int = RANK) -> Att
 
 
 def rows(width: int) -> AttributeKind:
-    """Rows of integers, each of the same width: ``((low, high), (low, high))``."""
+    """Makes the kind of rows of integers, each of the same width.
+
+    Example: ``((low, high), (low, high))``.
+    """
     flat = integers(count=RANK * width)
 
     def read(values: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -115,7 +127,9 @@ def groups(
     make: Callable[..., Parameter],
     take: Callable[[Parameter], Sequence[Sequence[int]]] = lambda value: value,
 ) -> AttributeKind:
-    """Several rows of axes of any length, each with its length before it: the dimension numbers of an operation.
+    """Makes the kind of several rows of axes of any length.
+
+    Each row has its length before it. Such are the dimension numbers of an operation.
 
     Args:
         count: how many rows.
@@ -140,7 +154,7 @@ def groups(
 
 
 def one_of(choices: Mapping[str, Parameter], name: Callable[[Parameter], str]) -> AttributeKind:
-    """One of a few words.
+    """Makes the kind of a word that is one of a few.
 
     Args:
         choices: what each word stands for.
@@ -161,7 +175,7 @@ def one_of(choices: Mapping[str, Parameter], name: Callable[[Parameter], str]) -
 
 
 def member_of(members: type[enum.Enum], leaving_out: frozenset[str] = frozenset()) -> AttributeKind:
-    """A member of an enumeration, by its name."""
+    """Makes the kind of a member of an enumeration, by its name."""
     known = {name: member for name, member in members.__members__.items() if name not in leaving_out}
     return one_of(known, lambda value: str(value.name))
 

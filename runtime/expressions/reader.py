@@ -156,7 +156,7 @@ class _Reading:
         return found
 
     def _computation(self, message: pb.ComputationDef, depth: int, trips: int) -> tuple[Computation, int]:
-        """The computation, and what it costs."""
+        """Reads a computation; returns it with its cost."""
         if depth > DEPTH:
             raise InvalidArgumentError(f"loops and branches lie more than {DEPTH} deep in each other")
         if trips > TRIPS:
@@ -312,7 +312,7 @@ def _evaluate(computation: Computation, constants: Sequence[Array], arguments: S
 
 
 def _function(attribute: Value, constants: Sequence[Array]) -> Value:
-    """Computations as functions of arrays, and anything else as it is."""
+    """Converts computations to functions of arrays, and leaves anything else as it is."""
     if isinstance(attribute, Computation):
         computation: Computation = attribute
 
@@ -327,6 +327,9 @@ def _function(attribute: Value, constants: Sequence[Array]) -> Value:
 
 @contextlib.contextmanager
 def jax_settings(expressions: Expressions) -> Iterator[None]:
-    """JAX's settings while a list is traced and lowered: those of who wrote it, where they change what it means."""
+    """Applies JAX's settings while a list is traced and lowered.
+
+    They are those of the process that wrote the list, where they change its meaning.
+    """
     with jax.threefry_partitionable(expressions.threefry_partitionable), jax.default_matmul_precision(None):
         yield

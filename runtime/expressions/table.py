@@ -159,14 +159,24 @@ def _scatter_apply(
 
 
 def _dividing(make: Make, x: Value, y: Value) -> Value:
-    """Divides; MLIR ends the process when it divides a constant integer by a constant zero, so it shall see none."""
+    """Divides, and hides a constant divisor of zero.
+
+    MLIR ends the process when it divides a constant integer by a constant zero.
+
+    MLIR ends the process when it divides a constant integer by a constant zero.
+    """
     if not jnp.issubdtype(y.dtype, jnp.integer) or isinstance(y, np.ndarray) and y.all():
         return make(x, y)
     return make(x, lax.optimization_barrier(y))
 
 
 def _rng_uniform(low: Value, high: Value, shape: Sequence[int]) -> Value:
-    """Draws numbers; XLA ends the process when it is to draw any others."""
+    """Draws numbers, and refuses dtypes that XLA cannot draw.
+
+    XLA ends the process at such a dtype.
+
+    XLA ends the process when it is to draw any others.
+    """
     drawn = "float16 bfloat16 float32 float64 int32 int64 uint32 uint64".split()
     if low.dtype.name not in drawn:
         raise TypeError(f"numbers are drawn of {', '.join(drawn)}, not of {low.dtype}")

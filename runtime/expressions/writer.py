@@ -173,7 +173,12 @@ class _Body:
         raise NotInTableError(f"nothing is said of {self._writer.platform}, only of {platforms}")
 
     def _kept_apart(self, operands: Sequence[Operand], apart: bool | Sequence[bool]) -> list[Operand]:
-        """The operands of what is computed again on purpose: XLA shall not find the first computation instead."""
+        """Puts a barrier before the operands of equations that are computed again on purpose.
+
+        Without the barrier, XLA would find the first computation instead.
+
+        Without the copy, XLA would find the first computation instead.
+        """
         which = [i for i in range(len(operands)) if apart is True or apart is not False and apart[i]]
         passed = dict(
             zip(which, self._add("optimization_barrier", [operands[i] for i in which], {}, len(which)), strict=True)
@@ -210,7 +215,10 @@ def _closed(jaxpr: Parameter) -> ClosedJaxpr:
 
 
 def _live(jaxpr: Jaxpr, needed: Sequence[bool]) -> list[list[bool]]:
-    """For each equation, which of its results are needed: none when it can be left out."""
+    """Finds, for each equation, the results that are needed.
+
+    An equation without any can be left out.
+    """
     used = {atom for atom, is_needed in zip(jaxpr.outvars, needed, strict=True) if is_needed and isinstance(atom, Var)}
     live: list[list[bool]] = []
     for equation in reversed(jaxpr.eqns):

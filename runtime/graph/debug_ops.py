@@ -48,7 +48,7 @@ def Print(  # noqa: N802 - TF1's name
 def check(
     predicate: TensorLike, message: str, data: Sequence[TensorLike] = (), *, summarize: int = 3, name: str | None = None
 ) -> Operation:
-    """An operation that fails the step unless all of ``predicate`` is true.
+    """Makes an operation that fails the step unless all of ``predicate`` is true.
 
     It runs when it is fetched or when something depends on it: ``with rt.control_dependencies([rt.check(...)]):``.
 

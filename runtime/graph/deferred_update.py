@@ -78,12 +78,12 @@ class Quorum:
 
     @property
     def beside(self) -> Variable:
-        """A variable on its task."""
+        """Returns a variable on the quorum's task."""
         return self._beside
 
     @property
     def device(self) -> str:
-        """The device of its variables, as it was asked for."""
+        """Returns the device of its variables, as the graph asks for it."""
         return self._beside.device
 
     def push(self, updates: Sequence[Operation], stamp: Tensor, worker: int | None = None) -> Operation:
@@ -157,11 +157,17 @@ class Quorum:
         return self._host("commit", [order], [((), _INT64)]).outputs[0]
 
     def counts(self) -> tuple[Tensor, ...]:
-        """int64 scalars: aggregates applied, gradients in them, gradients dropped as stale, gradients repeated."""
+        """Makes tensors that count gradients.
+
+        Four int64 scalars: aggregates applied, gradients in them, gradients dropped as stale, gradients repeated.
+        """
         return self._host("counts", (), [((), _INT64)] * 4, stateful=False).outputs
 
     def status(self) -> Tensor:
-        """A string tensor: the workers that the present step waits for, in words; empty when it waits for none."""
+        """Makes a string tensor of the workers that the present step waits for.
+
+        Empty when the step waits for no worker.
+        """
         return self._host("status", (), [((), np.dtype(object))], stateful=False).outputs[0]
 
     def _host(
@@ -263,7 +269,10 @@ def _is_literal(tensor: Tensor) -> bool:
 
 
 def _together(ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]) -> ArrayFn:
-    """One function for several updates, each traced by itself: one 64-bit counter must not widen the others."""
+    """Makes one function of several updates.
+
+    Each is traced by itself, because one 64-bit counter must not widen the others.
+    """
 
     def run(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         now = dict(zip(specs, arrays[: len(specs)], strict=True))

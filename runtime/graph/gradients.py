@@ -47,7 +47,7 @@ def gradients(
     stop_gradients: Sequence[TensorLike] = (),
     name: str = "gradients",
 ) -> Any:
-    """Derivatives of the sum of ``ys`` with respect to each of ``xs``.
+    """Computes the derivatives of the sum of ``ys`` with respect to each of ``xs``.
 
     Args:
         ys: a tensor or a sequence of tensors.
@@ -95,7 +95,7 @@ def gradients(
 
 
 def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
-    """``gradient`` once the operations of the open ``control_dependencies`` have run.
+    """Returns ``gradient`` as it is after the operations of the open ``control_dependencies``.
 
     The backward operations themselves need not wait: they are pure functions of tensors. So they stay in the stage of
     the forward pass, and an update on another task that a gradient waits for costs no round trip between the two.
@@ -106,7 +106,10 @@ def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
 
 
 def _sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
-    """The tensors whose gradients add up to that of ``x``: for a variable, all reads of it."""
+    """Finds the tensors whose gradients add up to that of ``x``.
+
+    For a variable these are all of its reads.
+    """
     if not isinstance(x, Variable):
         return [as_tensor(x)]
     return [
@@ -117,7 +120,7 @@ def _sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
 
 
 def _between(ys: Sequence[Tensor], xs: set[Tensor], stopped: set[Tensor]) -> set[Operation]:
-    """The operations on a path from an x to a y."""
+    """Finds the operations on a path from an x to a y."""
     reached: dict[Operation, bool] = {}
     stack = [(y.op, False) for y in ys]
     while stack:

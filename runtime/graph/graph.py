@@ -224,7 +224,7 @@ class Graph:
 
     @staticmethod
     def of(*inputs: object) -> Graph:
-        """The graph that an operation of these inputs is added to: theirs, or the default one when they have none.
+        """Returns the graph of the inputs of an operation, or the default graph if they have none.
 
         Args:
             *inputs: tensors, operations, variables and what belongs to a graph; anything else does not count.
@@ -276,7 +276,10 @@ class Graph:
 
     @property
     def under_control(self) -> tuple[Operation, ...]:
-        """The operations of this thread's open ``control_dependencies``; an operation made now runs after them."""
+        """Returns the operations of this thread's open ``control_dependencies``.
+
+        An operation made now runs after them.
+        """
         return self._control
 
     def device(self, spec: str | DeviceSpec | DeviceFunction | None) -> contextlib.AbstractContextManager[None]:
@@ -284,12 +287,12 @@ class Graph:
         return device(spec)
 
     def get_name_scope(self) -> str:
-        """The open name scope without the slash at its end, ``""`` at the top."""
+        """Returns the open name scope without the slash at its end, ``""`` at the top."""
         return self._scope.removesuffix("/")
 
     @property
     def _devices(self) -> DeviceScopes:
-        """The device scopes that were open in this graph where this thread left it for another one."""
+        """Returns the device scopes that this thread had open in this graph when it left for another graph."""
         return getattr(self._local, "devices", ())
 
     @property
@@ -376,7 +379,7 @@ class Graph:
             return op
 
     def _requested_device(self, op: OpInfo) -> str:
-        """The device that the scopes of this graph ask for."""
+        """Returns the device that the scopes of this graph ask for."""
         if get_default_graph() is self:
             return current_device(op)
         with within_device_scopes(self._devices):
@@ -398,19 +401,19 @@ class Graph:
     # -- looking up --------------------------------------------------------------------------------------------
 
     def get_operations(self) -> list[Operation]:
-        """All operations in the order they were made."""
+        """Returns all operations in the order in which they were made."""
         with self._lock:
             return list(self._operations)
 
     def get_operation_by_name(self, name: str) -> Operation:
-        """The operation called ``name``. Raises KeyError when there is none."""
+        """Returns the operation called ``name``. Raises KeyError if there is none."""
         try:
             return self._by_name[name]
         except KeyError:
             raise KeyError(f"the graph has no operation {name!r}") from None
 
     def get_tensor_by_name(self, name: str) -> Tensor:
-        """The tensor called ``operation:index``. Raises KeyError when there is none."""
+        """Returns the tensor called ``operation:index``. Raises KeyError if there is none."""
         op_name, _, index = name.rpartition(":")
         if not op_name or not index.isdigit():
             raise ValueError(f"{name!r} is not a tensor name: it needs the form 'operation:index'")
@@ -420,7 +423,9 @@ class Graph:
         return op.outputs[int(index)]
 
     def as_graph_element(self, item: object) -> Tensor | Operation:
-        """The tensor or operation that ``item`` names, is, or wraps (a variable stands for its value).
+        """Returns the tensor or operation that ``item`` names, is, or wraps.
+
+        A variable stands for its value.
 
         Raises:
             ValueError: it belongs to another graph, or no such name is there.
@@ -441,7 +446,7 @@ class Graph:
         return element
 
     def as_operation(self, item: object) -> Operation:
-        """Like ``as_graph_element``, but gives the operation behind a tensor."""
+        """Returns the operation that ``as_graph_element`` finds, or that makes the tensor it finds."""
         element = self.as_graph_element(item)
         return element.op if isinstance(element, Tensor) else element
 
@@ -453,7 +458,7 @@ class Graph:
             self._collections.setdefault(key, []).append(value)
 
     def get_collection(self, key: str, scope: str | None = None) -> list[Any]:
-        """A copy of the collection; with ``scope`` only items whose name begins with it."""
+        """Copies the collection; with ``scope``, only the items whose name begins with it."""
         with self._lock:
             items = list(self._collections.get(key, ()))
         if scope is None:
@@ -462,22 +467,22 @@ class Graph:
         return [item for item in items if hasattr(item, "name") and pattern.match(item.name)]
 
     def get_collection_ref(self, key: str) -> list[Any]:
-        """The collection itself: changes to the list are changes to the collection."""
+        """Returns the collection itself: a change to the list changes the collection."""
         with self._lock:
             return self._collections.setdefault(key, [])
 
     def get_all_collection_keys(self) -> list[str]:
-        """Keys of the collections that hold something."""
+        """Returns the keys of the collections that are not empty."""
         with self._lock:
             return [key for key, items in self._collections.items() if items]
 
     def variables(self) -> list[Any]:
-        """All variables (``rt.Variable``): global ones, then local ones."""
+        """Returns all variables (``rt.Variable``): global ones, then local ones."""
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
 
 def _element(item: object) -> Tensor | Operation | None:
-    """The tensor or operation that an object is, or stands for; None for anything else."""
+    """Returns the tensor or operation that an object is, or stands for; None for anything else."""
     if isinstance(item, Tensor | Operation):
         return item
     return item._as_graph_element() if isinstance(item, StandsForElement) else None
@@ -501,12 +506,12 @@ def _graph_stack() -> list[Graph]:
 
 
 def _last(stack: Sequence[object], item: object) -> int:
-    """Where ``item`` was pushed last; the end when it is not there."""
+    """Finds the place where ``item`` was pushed last; the end if it is not in the list."""
     return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
 
 def get_default_graph() -> Graph:
-    """The graph that new operations of this thread are added to."""
+    """Returns the graph that new operations of this thread are added to."""
     stack = _graph_stack()
     return stack[-1] if stack else _process_graph
 
@@ -524,7 +529,10 @@ def reset_default_graph() -> None:
 
 
 def default_session_stack() -> list[SessionLike]:
-    """The stack of default sessions of this thread (runtime/session/session.py pushes to it)."""
+    """Returns the stack of default sessions of this thread.
+
+    ``runtime/session/session.py`` pushes to it.
+    """
     stack: list[SessionLike] | None = getattr(_threads, "sessions", None)
     if stack is None:
         stack = _threads.sessions = []
@@ -562,12 +570,15 @@ def control_dependencies(before: Iterable[object] | None) -> contextlib.Abstract
 
 
 def no_op(name: str | None = None) -> Operation:
-    """An operation that does nothing: something to hang control dependencies on."""
+    """Makes an operation that does nothing, for control dependencies."""
     return get_default_graph().add_operation("NoOp", Nothing(), name=name)
 
 
 def group(*items: object, name: str | None = None) -> Operation:
-    """One operation that is done when all ``items`` (operations, tensors, variables, nested lists of them) are."""
+    """Makes an operation that is done when all ``items`` are.
+
+    The items are operations, tensors, variables and nested lists of them.
+    """
     flat: list[object] = []
 
     def collect(item: object) -> None:

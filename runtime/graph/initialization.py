@@ -14,37 +14,37 @@ from runtime.graph.variable import Variable
 
 
 def global_variables() -> list[Variable]:
-    """All variables of the default graph that the cluster shares."""
+    """Returns all variables of the default graph that the cluster shares."""
     return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES)
 
 
 def trainable_variables() -> list[Variable]:
-    """The variables of the default graph that optimizers update by default."""
+    """Returns the variables of the default graph that optimizers update by default."""
     return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES)
 
 
 def local_variables() -> list[Variable]:
-    """The variables of the default graph that stay on the session's own task."""
+    """Returns the variables of the default graph that stay on the session's own task."""
     return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES)
 
 
 def variables_initializer(var_list: Sequence[Variable], name: str = "init") -> Operation:
-    """One operation that gives each variable of ``var_list`` its initial value."""
+    """Makes an operation that gives each variable of ``var_list`` its initial value."""
     return group(*[v.initializer for v in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
-    """One operation that initialises all global variables made so far."""
+    """Makes an operation that initialises all global variables made so far."""
     return variables_initializer(global_variables(), "init")
 
 
 def local_variables_initializer() -> Operation:
-    """One operation that initialises all local variables made so far."""
+    """Makes an operation that initialises all local variables made so far."""
     return variables_initializer(local_variables(), "init_local")
 
 
 def is_variable_initialized(variable: Variable, name: str | None = None) -> Tensor:
-    """A scalar bool tensor: whether ``variable`` has a value on its task."""
+    """Makes a bool scalar that is true if ``variable`` has a value on its task."""
     op = variable.graph.add_operation(
         "IsVariableInitialized",
         Host(
@@ -62,7 +62,9 @@ def is_variable_initialized(variable: Variable, name: str | None = None) -> Tens
 def report_uninitialized_variables(
     var_list: Sequence[Variable] | None = None, name: str = "report_uninitialized_variables"
 ) -> Tensor:
-    """A 1-D string tensor with the names of the variables that have no value yet (empty when all have one).
+    """Makes a 1-D string tensor of the names of the variables that have no value yet.
+
+    Empty if all have a value.
 
     Args:
         var_list: variables to look at; global and local ones of the default graph by default.

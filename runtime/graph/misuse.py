@@ -18,7 +18,10 @@ class TensorInsideError(InvalidArgumentError):
 
 @contextlib.contextmanager
 def traced(what: str) -> Iterator[None]:
-    """While the block runs, a function that was given to ``rt.call`` is traced; ``what`` names the operation."""
+    """Marks a function that was given to ``rt.call`` as being traced while the block runs.
+
+    ``what`` names the operation.
+    """
     token = _traced.set(what)
     try:
         yield
@@ -36,7 +39,7 @@ def check_not_traced(name: str) -> None:
 
 
 def cure(name: str) -> str:
-    """What to write instead, where JAX, or a method of arrays, was given tensor ``name`` outside of ``rt.call``."""
+    """Returns the text that says how to use tensor ``name`` with a JAX function or a method of arrays."""
     return (
         f"{name!r} is a tensor of a graph, which has a value only while a step runs; a JAX function is applied to it "
         f"with rt.call(f, {_variable(name)}), those of jax.numpy are in rt.numpy, and gradients come from rt.gradients"
@@ -48,7 +51,7 @@ def _variable(name: str) -> str:
 
 
 def explain_to_jax(kind: type) -> None:
-    """Has JAX tell the cure where one of its functions is given a ``kind``, which has a ``name``.
+    """Makes JAX show the cure when one of its functions is given a ``kind``, which has a ``name``.
 
     JAX looks up what it takes by type, in a table that no public module has; without it the error is JAX's own.
     """

@@ -186,17 +186,23 @@ each: zeros when it is not called).
 
 
 def kernel_may_wait(kernel: str) -> bool:
-    """Whether the kernel may wait, also where it is called under a condition."""
+    """Returns True if the kernel may wait, also under a condition."""
     return kernel.removeprefix(WHEN) in WAITING
 
 
 def may_wait(body: Body) -> bool:
-    """Whether an operation may wait for other operations. Such an operation is a stage of its own."""
+    """Returns True if an operation may wait for other operations.
+
+    Such an operation is a stage of its own.
+    """
     return isinstance(body, Host | Deferred) and kernel_may_wait(body.kernel)
 
 
 def runs_on_host(body: Body) -> bool:
-    """Whether a host kernel runs the operation rather than XLA: host calls, and reads of string variables."""
+    """Returns True if a host kernel runs the operation, and not XLA.
+
+    Host calls do, and reads of string variables.
+    """
     return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject
 
 

@@ -171,7 +171,10 @@ def _check_bounds(tensor: Operators[object], item: object) -> None:
 
 
 def _item(array: jax.Array, item: Any) -> jax.Array:
-    """``array[item]``; NaN where a number in ``item`` is out of bounds, or the integer or bool furthest from zero.
+    """Picks ``array[item]``.
+
+    Where a number in ``item`` is out of bounds, the result is NaN, or the integer or bool furthest from zero. XLA
+    raises no errors, and would pick the last element.
 
     XLA raises no errors, and would give the last element.
     """
@@ -192,7 +195,10 @@ def _nothing(dtype: DType) -> jax.Array:
 
 
 def _numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
-    """(axis, number) for each integer or integer scalar in an index; none where an index is of another kind."""
+    """Finds (axis, number) for each integer or integer scalar in an index.
+
+    The list is empty if an index is of another kind.
+    """
     parts = item if isinstance(item, tuple) else (item,)
     if not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
         return []
@@ -234,7 +240,10 @@ def _apply(name: str, fn: Callable[..., object], *operands: object) -> Any:
 
 
 def _literal(tensor: Operators[object], other: TensorLike) -> TensorLike:
-    """A list of numbers, or an array of Python's, becomes an array: of the tensor's dtype if that loses nothing."""
+    """Converts a list of numbers, or an array of Python's, to an array.
+
+    The array has the tensor's dtype if that loses nothing.
+    """
     if isinstance(other, np.ndarray) and other.dtype == object:
         other = other.tolist()
     elif not isinstance(other, list | tuple):

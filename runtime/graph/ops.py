@@ -24,7 +24,10 @@ EMBED_BYTES = 1024
 
 
 def as_dtype(dtype: DTypeLike) -> DType:
-    """The numpy dtype for ``dtype``; ``str``, ``bytes``, ``'string'`` and numpy's string kinds become ``object``."""
+    """Converts ``dtype`` to a numpy dtype.
+
+    ``str``, ``bytes``, ``'string'`` and numpy's string kinds become ``object``.
+    """
     if dtype in (str, bytes, "string"):
         return np.dtype(object)
     found = np.dtype(dtype)
@@ -32,7 +35,7 @@ def as_dtype(dtype: DTypeLike) -> DType:
 
 
 def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value") -> Array:
-    """``value`` as a numpy array with JAX's default widths.
+    """Converts ``value`` to a numpy array with JAX's default widths.
 
     Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
     become an object array of bytes. The result may share the memory of ``value``.
@@ -63,7 +66,10 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
 
 
 def _cast(array: Array, wanted: DType, what: str) -> Array:
-    """``array`` as ``wanted``; an error where that would lose more than precision."""
+    """Converts ``array`` to ``wanted``.
+
+    Raises InvalidArgumentError if more than precision would be lost.
+    """
     if kind_of(array.dtype) > kind_of(wanted):
         raise InvalidArgumentError(f"{what}: {array.dtype.name} does not become {wanted.name} by itself: cast it first")
     if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
@@ -76,7 +82,7 @@ def _cast(array: Array, wanted: DType, what: str) -> Array:
 
 
 def kind_of(dtype: DType) -> int:
-    """0 for booleans, 1 for integers, 2 for real numbers, 3 for complex numbers, 4 for anything else."""
+    """Returns 0 for booleans, 1 for integers, 2 for reals, 3 for complex numbers, 4 for other dtypes."""
     kinds: tuple[type[np.generic], ...] = (np.bool_, np.integer, np.floating, np.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 
@@ -95,7 +101,7 @@ def _string_array(array: Array, what: str) -> Array:
 def placeholder(
     dtype: DTypeLike, shape: Sequence[int | None] | None = None, name: str | None = None, *, casting: str = "same_value"
 ) -> Tensor:
-    """A tensor whose value is fed with each step.
+    """Makes a tensor whose value is fed with each step.
 
     Args:
         dtype: its dtype.
@@ -120,7 +126,7 @@ def placeholder(
 def constant(
     value: TensorLike, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None, name: str | None = None
 ) -> Tensor:
-    """A literal array, number or string.
+    """Makes a literal array, of numbers or strings.
 
     Args:
         value: anything numpy makes an array of; strings and bytes become string tensors.
@@ -154,7 +160,7 @@ class StandsForTensor(Protocol):
 
 
 def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | None = None) -> Tensor:
-    """``value`` itself when it is a tensor (or stands for one, like a variable), else a constant of it."""
+    """Returns ``value`` if it is a tensor, the value of a variable, or a constant of anything else."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, StandsForTensor):
@@ -163,7 +169,7 @@ def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | Non
 
 
 def is_tensor(value: object) -> TypeGuard[Operators[Tensor]]:
-    """True for tensors and what stands for one (variables)."""
+    """Returns True for tensors and for variables, which stand for one."""
     return isinstance(value, Operators)
 
 
@@ -243,7 +249,10 @@ def pure(
 
 
 def identity(value: TensorLike, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
-    """The same value on the current device: how a tensor is given a name or sent to a device."""
+    """Makes an operation that gives the same value on the current device.
+
+    It gives a tensor a name, or sends a tensor to a device.
+    """
     tensor = as_tensor(value)
     body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))
     op = tensor.graph.add_operation(
@@ -253,7 +262,7 @@ def identity(value: TensorLike, name: str | None = None, *, colocate_with: Opera
 
 
 def _names_64_bits(leaf: object) -> bool:
-    """Whether a static argument is a dtype that JAX holds only in 64-bit mode, such as ``jnp.int64``."""
+    """Returns True if a static argument is a dtype of JAX's 64-bit mode, such as ``jnp.int64``."""
     if isinstance(leaf, type):
         leaf = np.dtype(leaf) if issubclass(leaf, np.generic) else getattr(leaf, "dtype", None)
     return isinstance(leaf, np.dtype) and is_64_bit(leaf)

@@ -48,7 +48,7 @@ class OpInfo:
 
     @property
     def node_def(self) -> SimpleNamespace:
-        """As in TensorFlow 1: its ``name``, its type as ``op``, and its ``device``."""
+        """Returns the ``name``, the type as ``op``, and the ``device``, as TensorFlow 1 does."""
         return SimpleNamespace(name=self.name, op=self.type, device=self.device)
 
 
@@ -92,7 +92,7 @@ DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
 
 
 def device_scopes() -> DeviceScopes:
-    """The open scopes, outer ones first."""
+    """Returns the open scopes, outer ones first."""
     return _stack.get()
 
 
@@ -111,7 +111,7 @@ def within_device_scopes(scopes: DeviceScopes) -> Iterator[None]:
 
 
 def current_device(op: OpInfo) -> str:
-    """The device that the open scopes give to an operation that is being made.
+    """Returns the device that the open scopes give to an operation that is being made.
 
     Args:
         op: the operation; its `.device` is what it asks for itself, which counts as the innermost scope.
@@ -147,7 +147,9 @@ def replica_device_setter(
     ps_ops: Sequence[str] | None = None,
     ps_strategy: Callable[[OpInfo], int] | None = None,
 ) -> DeviceFunction | None:
-    """A device function for between-graph replication: variables to the parameter servers, all else to the worker.
+    """Makes a device function for between-graph replication.
+
+    Variables go to the parameter servers, everything else to the worker.
 
     The choice depends only on the order in which variables are made, so every worker that builds the same graph
     finds the same variable on the same task.
@@ -213,7 +215,7 @@ class RoundRobinStrategy:
         self._next = 0
 
     def __call__(self, op: OpInfo) -> int:
-        """The task for `op`."""
+        """Returns the task for `op`."""
         task = self._next
         self._next = (task + 1) % self._num_tasks
         return task
@@ -233,7 +235,7 @@ class GreedyLoadBalancingStrategy:
         self._load_fn = load_fn
 
     def __call__(self, op: OpInfo) -> int:
-        """The task for `op`, whose load is then counted."""
+        """Returns the task for `op`, and counts the load of `op`."""
         task = min(range(len(self._loads)), key=self._loads.__getitem__)
         self._loads[task] += self._load_fn(op)
         return task
@@ -253,13 +255,13 @@ class RandomStrategy:
         self._seed = seed
 
     def __call__(self, op: OpInfo) -> int:
-        """The task for `op`."""
+        """Returns the task for `op`."""
         digest = hashlib.sha256(f"{self._seed}:{op.name}".encode()).digest()
         return int.from_bytes(digest[:8], "big") % self._num_tasks
 
 
 def byte_size_load_fn(op: OpInfo) -> int:
-    """The size in bytes of an operation's only output.
+    """Returns the size in bytes of an operation's only output.
 
     Raises:
         ValueError: it has not exactly one output, or the shape is not known.

@@ -67,7 +67,10 @@ def _checked(name: str, value: object, shape: Shape | None, dtype: DType) -> Arr
 
 
 def _array(value: object, dtype: DType) -> Array:
-    """A value that is no array yet: bytes are one string, whatever numpy would make of them."""
+    """Makes an array of a value that is none.
+
+    Bytes are one string, whatever numpy would make of them.
+    """
     if dtype.hasobject and isinstance(value, bytes):
         scalar = np.empty((), object)
         scalar[()] = value

@@ -16,7 +16,10 @@ _STEP_ID = "step_id"
 
 
 def step_id() -> Tensor:
-    """The tensor that tells one step of a session from another: uint32[4], see ``op_kinds.StepId``."""
+    """Returns the tensor that tells one step of a session from another.
+
+    Its value is uint32[4], see ``op_kinds.StepId``.
+    """
     graph = get_default_graph()
     found = graph.get_collection(_STEP_ID)
     if found:
@@ -34,7 +37,9 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
-    """A JAX random key that is new in every step: ``rt.call(jax.random.normal, rt.random_key(), (3,))``.
+    """Makes a JAX random key that is new in every step.
+
+    Example: ``rt.call(jax.random.normal, rt.random_key(), (3,))``.
 
     With the graph's seed or this operation's, the n-th step of any session draws the same numbers; without both,
     every session draws its own.
@@ -62,7 +67,7 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
 
 @functools.cache
 def _make_key(impl: str, words: tuple[int, ...]) -> ArrayFn:
-    """What makes a key of the operation's seeds and of these words of the step's id."""
+    """Makes a key of the operation's seeds and of the words of the step's id."""
 
     def make_key(seeds: AnyArray, step: AnyArray) -> tuple[jax.Array]:
         key = jax.random.fold_in(jax.random.key(seeds[0], impl=impl), seeds[1])

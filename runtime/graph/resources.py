@@ -48,27 +48,32 @@ class _Resource:
 
     @property
     def name(self) -> str:
-        """The name of its operation, unique in the graph."""
+        """Returns the name of its operation, unique in the graph."""
         return self._op.name
 
     @property
     def shared_name(self) -> str:
-        """What it goes by on its task: sessions, graphs and objects that use the same one there share it."""
+        """Returns the name on its task.
+
+        Sessions, graphs and objects that use the same name on the task share the resource.
+        """
         return str(self._described["name"])
 
     @property
     def op(self) -> Operation:
-        """The operation that stands for it; running it makes the resource, as does any use."""
+        """Returns the operation that stands for the resource.
+
+        Running it makes the resource, as any use does.
+        """
         return self._op
 
     @property
     def device(self) -> str:
-        """The device that was asked for, or ``""``."""
+        """Returns the device that was asked for, or ``""``."""
         return self._op.device
 
     @property
     def graph(self) -> Graph:
-        """The graph it was made in."""
         return self._op.graph
 
     def _add(
@@ -144,15 +149,18 @@ class Queue(_Resource):
         return self._batch(n, False, name)
 
     def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
-        """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
+        """Takes elements as ``dequeue_many`` does, but a closed queue may give fewer.
+
+        It gives the elements that are left, if there is one.
+        """
         return self._batch(n, True, name)
 
     def size(self, name: str | None = None) -> Tensor:
-        """How many elements are in it, int32."""
+        """Makes an int32 scalar: the number of elements in the queue."""
         return self._add("size", (), [((), np.dtype(np.int32))], name=name).outputs[0]
 
     def is_closed(self, name: str | None = None) -> Tensor:
-        """Whether it was closed, bool."""
+        """Makes a bool scalar that is true if the queue was closed."""
         return self._add("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Operation:
@@ -352,11 +360,11 @@ class ConditionalAccumulator(_Resource):
         return self._add("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
 
     def num_accumulated(self, name: str | None = None) -> Tensor:
-        """How many gradients wait to be taken, int32."""
+        """Makes an int32 scalar: the number of gradients that wait to be taken."""
         return self._counts(name).outputs[0]
 
     def num_dropped(self, name: str | None = None) -> Tensor:
-        """How many gradients were dropped as stale or repeated, int64."""
+        """Makes an int64 scalar: the number of gradients dropped as stale or repeated."""
         return self._counts(name).outputs[1]
 
     def set_global_step(self, new_global_step: TensorLike, name: str | None = None) -> Operation:

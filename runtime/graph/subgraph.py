@@ -30,7 +30,7 @@ class Condition:
     value: bool
 
     def holds(self, given: jax.Array) -> AnyArray:
-        """Whether it does, by the tensor's array."""
+        """Returns True if the condition holds, given the tensor's array."""
         return given if self.value else ~given
 
 
@@ -73,14 +73,19 @@ class Subgraph:
 
     @property
     def wide_types(self) -> tuple[DType, ...]:
-        """A dtype of 64 bits when any operation computes with one; shown to ``call``, it asks for 64-bit mode."""
+        """Returns a dtype of 64 bits if any operation computes with such a dtype.
+
+        Shown to ``call``, the dtype asks for 64-bit mode.
+        """
         wide = any(map(_is_wide, self.operations)) or needs_64_bit([t.dtype for t in (*self.arguments, *self.captured)])
         return (np.dtype(np.int64),) if wide else ()
 
     def depends_on(
         self, results: Iterable[Tensor], by_shape: Callable[[Operation], bool]
     ) -> tuple[set[Tensor], set[Tensor]]:
-        """The arguments, and the captured tensors, from whose values ``results``, some of its own, are computed.
+        """Finds the arguments and captured tensors from which ``results`` are computed.
+
+        ``results`` are some of the subgraph's own.
 
         Args:
             results: tensors within.
@@ -102,13 +107,13 @@ class Subgraph:
         return seen
 
     def __call__(self, arguments: Sequence[AnyArray], captured: Sequence[AnyArray]) -> tuple[jax.Array, ...]:
-        """The results, from the arrays of ``arguments`` and of ``captured``."""
+        """Computes the results from the arrays of ``arguments`` and of ``captured``."""
         return self.some(self.results, arguments, captured)
 
     def some(
         self, results: Sequence[Tensor], arguments: Sequence[AnyArray], captured: Sequence[AnyArray]
     ) -> tuple[jax.Array, ...]:
-        """The values of ``results``, some of the tensors within."""
+        """Computes the values of ``results``, which are some of the tensors within."""
         values: dict[Tensor, AnyArray] = dict(zip(self.arguments, arguments, strict=True))
         values |= zip(self._inner_names, captured, strict=True)
         needed = {tensor.op for tensor in self._behind(results)}
@@ -148,7 +153,9 @@ def subgraph(
     what: str,
     condition: Condition | None = None,
 ) -> Subgraph:
-    """The operations behind ``results`` that were made since the ``first`` one, as a function of ``arguments``.
+    """Makes a function of ``arguments`` from the operations behind ``results``.
+
+    Only operations count that were made since the ``first`` one.
 
     Args:
         results: numeric tensors.
@@ -209,7 +216,7 @@ def _inner(results: Iterable[Operation], first: int) -> list[Operation]:
 
 
 def _outside(op: Operation, waits: Iterable[Operation], outside: Mapping[Tensor, Tensor]) -> Operation:
-    """The same operation after what has taken the place of the operations that it waits for."""
+    """Copies an operation behind the replacements of the operations that it waits for."""
     return op.graph.add_operation(
         op.type,
         op.body,
@@ -223,7 +230,7 @@ def _outside(op: Operation, waits: Iterable[Operation], outside: Mapping[Tensor,
 
 
 def _conditional(op: Operation, inputs: Subgraph, what: str, condition: Condition | None) -> Operation:
-    """An operation with the effect of ``op`` when the condition holds, and none otherwise."""
+    """Makes an operation with the effect of ``op`` if the condition holds, and with none otherwise."""
     if condition is None:
         raise InvalidArgumentError(
             f"{what}: {op.name!r} ({op.type}) has an effect, and a compiled loop has none: carry the value through the "
@@ -260,7 +267,7 @@ def _is_static(tensors: Iterable[Tensor]) -> bool:
 
 
 def _when(condition: Condition, inputs: Subgraph, op: Operation) -> list[Tensor]:
-    """The inputs of ``op`` when the condition holds, zeros otherwise."""
+    """Makes tensors that are the inputs of ``op`` if the condition holds, and zeros otherwise."""
     if not inputs.operations:
         return list(inputs.captured)
 

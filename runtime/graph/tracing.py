@@ -36,12 +36,12 @@ _FAR = 10**9
 
 
 def is_64_bit(dtype: DType) -> bool:
-    """Whether JAX holds ``dtype`` only in 64-bit mode."""
+    """Returns True if JAX holds ``dtype`` only in 64-bit mode."""
     return bool(dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
 
 
 def has_less_than_a_byte(dtype: DType) -> bool:
-    """Whether XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
+    """Returns True if XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
     if dtype.itemsize > 1 or dtype.hasobject or dtype.kind == "b":
         return False
     limits_of = ml_dtypes.finfo if jnp.issubdtype(dtype, np.floating) else ml_dtypes.iinfo
@@ -49,22 +49,22 @@ def has_less_than_a_byte(dtype: DType) -> bool:
 
 
 def x64_enabled() -> bool:
-    """Whether the caller runs JAX in 64-bit mode, for the process or in a context."""
+    """Returns True if the caller runs JAX in 64-bit mode, for the process or in a context."""
     return jax.dtypes.canonicalize_dtype(np.int64).itemsize == 8
 
 
 def needs_64_bit(dtypes: Sequence[DType]) -> bool:
-    """Whether any of ``dtypes`` needs JAX's 64-bit mode."""
+    """Returns True if any of ``dtypes`` needs JAX's 64-bit mode."""
     return any(is_64_bit(dtype) for dtype in dtypes)
 
 
 def aval(shape: Sequence[int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    """The abstract array that stands for a tensor."""
+    """Makes the abstract array that stands for a tensor."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 def trace(fn: ArrayFn, avals: Sequence[jax.ShapeDtypeStruct], wide: bool) -> ClosedJaxpr:
-    """The jaxpr of ``fn`` for these arguments; ``wide`` traces it in 64-bit mode."""
+    """Traces ``fn`` for these arguments, in 64-bit mode if ``wide``, and returns the jaxpr."""
     with jax.enable_x64(wide):
         return jax.make_jaxpr(fn)(*avals)
 
@@ -73,7 +73,7 @@ _guessing: ContextVar[bool] = ContextVar("guessing", default=False)
 
 
 def sizes_are_guesses() -> bool:
-    """Whether a function is traced with made-up sizes, to find the static shape of what it gives.
+    """Returns True while a function is traced with made-up sizes, to find a static shape.
 
     A size that does not fit says nothing then: such a function gives something of the shape that it would have.
     """

@@ -100,7 +100,7 @@ class Variable(Operators[Tensor]):
 
     @property
     def name(self) -> str:
-        """``w:0``, the name of the tensor that is its value."""
+        """Returns ``w:0``, the name of the tensor that is the variable's value."""
         return self._op.outputs[0].name
 
     @property
@@ -110,27 +110,27 @@ class Variable(Operators[Tensor]):
 
     @property
     def graph(self) -> Graph:
-        """The graph it was made in."""
+        """Returns the graph in which the variable was made."""
         return self._op.graph
 
     @property
     def device(self) -> str:
-        """The device that was asked for, or ``""``."""
+        """Returns the device that was asked for, or ``""``."""
         return self._op.device
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its static shape."""
+        """Returns the static shape."""
         return self.spec.shape
 
     @property
     def dtype(self) -> DType:
-        """Its dtype; ``object`` for strings."""
+        """Returns the dtype; ``object`` for strings."""
         return self.spec.dtype
 
     @property
     def initializer(self) -> Operation:
-        """The operation ``w/Assign`` that gives it its initial value."""
+        """Returns the operation ``w/Assign``, which gives the variable its initial value."""
         return self._initializer
 
     def initialize_from(self, value: TensorLike) -> None:
@@ -143,7 +143,10 @@ class Variable(Operators[Tensor]):
             self._initializer = self.assign(value, name="Assign").op
 
     def value(self) -> Tensor:
-        """What stands for the variable in arithmetic: ``w/read``, or a read after the open ``control_dependencies``."""
+        """Returns the tensor that stands for the variable in arithmetic.
+
+        This is ``w/read``, or a read after the open ``control_dependencies``.
+        """
         before = self.graph.under_control
         if not before:
             return self._snapshot
@@ -153,7 +156,10 @@ class Variable(Operators[Tensor]):
         return self._reads_after[before]
 
     def read_value(self) -> Tensor:
-        """A read of its own, which shares nothing: under ``control_dependencies`` it comes after those operations."""
+        """Makes a read that shares nothing with other reads.
+
+        Under ``control_dependencies`` the read comes after those operations.
+        """
         return self._read(f"{self._op.name.rsplit('/', 1)[-1]}/ReadVariable")
 
     def _read(self, name: str) -> Tensor:
@@ -168,7 +174,7 @@ class Variable(Operators[Tensor]):
         return op.outputs[0]
 
     def initialized_value(self) -> Tensor:
-        """The value if the variable has one, else its initial value.
+        """Returns the value if the variable has one, else the initial value.
 
         For initial values that depend on other variables' initial values: the initialisers then need no order.
         """
@@ -183,7 +189,10 @@ class Variable(Operators[Tensor]):
         return op.outputs[0]
 
     def to_proto(self) -> variable_pb2.VariableDef:
-        """The names of its operations, by which ``from_proto`` finds it again in an equal graph."""
+        """Writes the names of the variable's operations.
+
+        ``from_proto`` finds the variable by them in an equal graph.
+        """
         return variable_pb2.VariableDef(
             variable_name=self.name,
             initializer_name=self._initializer.name,
@@ -194,7 +203,7 @@ class Variable(Operators[Tensor]):
 
     @staticmethod
     def from_proto(message: variable_pb2.VariableDef) -> Variable:
-        """The variable of the default graph that ``message`` describes.
+        """Finds the variable of the default graph that ``message`` describes.
 
         Raises:
             InvalidArgumentError: the graph has no such variable.
@@ -230,7 +239,7 @@ class Variable(Operators[Tensor]):
         return f"<Variable {self.name!r} shape={self.shape} dtype={dtype_name(self.dtype)}{at}>"
 
     def eval(self, session: SessionLike | None = None) -> Any:
-        """Its value in ``session`` or the default session."""
+        """Returns the value in ``session`` or in the default session."""
         return self._op.outputs[0].eval(session=session)
 
     # -- changing it -------------------------------------------------------------------------------------------
@@ -240,11 +249,11 @@ class Variable(Operators[Tensor]):
         return self._update("Assign", name, lambda new: (new, new), value, overwrites=True)
 
     def assign_add(self, delta: TensorLike, name: str | None = None) -> Tensor:
-        """Adds ``delta`` in one atomic step on the variable's task; gives the new value."""
+        """Adds ``delta`` in one atomic step on the variable's task; returns the new value."""
         return self._update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
 
     def assign_sub(self, delta: TensorLike, name: str | None = None) -> Tensor:
-        """Subtracts ``delta`` in one atomic step on the variable's task; gives the new value."""
+        """Subtracts ``delta`` in one atomic step on the variable's task; returns the new value."""
         return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
     def update(self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None) -> Tensor:
@@ -292,7 +301,9 @@ def update(
     outputs: Sequence[tuple[tuple[int, ...], DTypeLike]] = (),
     name: str = "Update",
 ) -> Operation:
-    """One atomic read-modify-write of several variables of one task: what optimizers are made of.
+    """Updates several variables of one task in one atomic read-modify-write.
+
+    Optimizers are made of such updates.
 
     Args:
         variables: variables on one device, at least one.
@@ -340,14 +351,17 @@ def _check_fits(variable: Variable, tensor: Tensor) -> None:
 
 
 def _attrs(spec: VariableSpec) -> Attrs:
-    """The attributes by which a host kernel finds a variable."""
+    """Returns the attributes by which a host kernel finds a variable."""
     return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
 def _static_spec(
     value: TensorLike | Callable[[], TensorLike], dtype: DTypeLike | None, name: str
 ) -> tuple[tuple[int, ...] | None, DType]:
-    """Shape and dtype of an initial value without making operations; shape None when only calling it can tell."""
+    """Returns shape and dtype of an initial value without making operations.
+
+    The shape is None if only a call of the value can tell.
+    """
     if callable(value) and not is_tensor(value):
         return None, np.dtype(np.float32)
     if is_tensor(value):
@@ -375,7 +389,9 @@ def _call_elsewhere(
 def variables(
     tree: object, name: str, *, trainable: bool = True, collections: Sequence[str] | None = None, container: str = ""
 ) -> Any:
-    """A pytree of variables from a pytree of arrays; the path in the tree is the name: ``mlp/layer1/w``.
+    """Makes a pytree of variables from a pytree of arrays.
+
+    The path in the tree is the name: ``mlp/layer1/w``.
 
     Args:
         tree: pytree of arrays (or functions of no arguments that make tensors).
@@ -399,26 +415,32 @@ def variables(
 
 
 def path_name(name: str, path: Sequence[object]) -> str:
-    """The name that ``variables`` gives the leaf at ``path`` (as of ``jax.tree_util``) of a tree called ``name``."""
+    """Returns the name that ``variables`` gives to the leaf at ``path`` of a tree called ``name``.
+
+    The path is as ``jax.tree_util`` gives it.
+    """
     return "/".join([*([name] if name else []), *(_key_name(key) for key in path)])
 
 
 def _key_name(key: object) -> str:
-    """A part of a tree's path as a part of a name; what no name may hold (Haiku's ``mlp/~/linear``) becomes ``_``."""
+    """Converts a part of a tree's path to a part of a name.
+
+    A character that no name may hold (Haiku's ``mlp/~/linear``) becomes ``_``.
+    """
     told = next((getattr(key, attribute) for attribute in ("key", "name", "idx") if hasattr(key, attribute)), key)
     return re.sub(r"[^A-Za-z0-9_.\\/\-]", "_", str(told))
 
 
 def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
-    """``ref.assign(value)``."""
+    """Calls ``ref.assign(value)``."""
     return ref.assign(value, name)
 
 
 def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
-    """``ref.assign_add(value)``."""
+    """Calls ``ref.assign_add(value)``."""
     return ref.assign_add(value, name)
 
 
 def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
-    """``ref.assign_sub(value)``."""
+    """Calls ``ref.assign_sub(value)``."""
     return ref.assign_sub(value, name)

@@ -101,7 +101,10 @@ def _size(spec: TensorSpec) -> int:
 
 
 def _form(jaxpr: ClosedJaxpr) -> Hashable:
-    """Equal for jaxprs that compute the same of their arguments; None for one of which that cannot be told.
+    """Describes a jaxpr; equal for jaxprs that compute the same of their arguments.
+
+    Returns None if that cannot be told. The jitted functions in a jaxpr are compared by identity: JAX traces each once
+    for arguments of one kind.
 
     The jitted functions in them are compared by identity: JAX traces each once for arguments of one kind.
     """

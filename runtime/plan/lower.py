@@ -44,7 +44,7 @@ class Traced:
     alias: Mapping[Tensor, Tensor]
 
     def real(self, tensor: Tensor) -> Tensor:
-        """The tensor behind a second name."""
+        """Returns the tensor behind a second name."""
         return self.alias.get(tensor, tensor)
 
 
@@ -82,7 +82,7 @@ def trace_all(
 
 
 def static_spec(tensor: Tensor) -> TensorSpec:
-    """The spec of a tensor whose static shape is known as a whole."""
+    """Returns the spec of a tensor whose static shape is known as a whole."""
     return TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
 
 
@@ -185,7 +185,10 @@ def _kernel(body: Body) -> tuple[str, Attrs]:
 def _lower_deferred(
     device: Device, op: Operation, body: Deferred, inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
 ) -> Stage:
-    """A kernel, and the update that it may run: a stage with both a host call and a program."""
+    """Lowers a kernel and the update that it may run.
+
+    The stage has both a host call and a program.
+    """
     variables, reads, writes = _variables([op])
     arguments = tuple(traced.specs[traced.real(t)] for t in op.inputs)
 
@@ -302,7 +305,7 @@ def _can_be_written(jaxpr: ClosedJaxpr, platform: str) -> bool:
 
 
 def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...], tuple[int, ...], tuple[int, ...]]:
-    """The variables of a stage, which of them enter the program, and which it writes."""
+    """Finds the variables of a stage, those that enter the program, and those that the stage writes."""
     index: dict[VariableSpec, int] = {}
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}

@@ -49,7 +49,7 @@ def partition(
 def after(
     partitions: Sequence[Partition], waits_for: Mapping[Operation, Sequence[Operation]]
 ) -> tuple[tuple[int, ...], ...]:
-    """For each stage, the numbers of those that must be over before it begins."""
+    """Finds for each stage the numbers of the stages that must be finished before it begins."""
     stage_of = {op: i for i, c in enumerate(partitions) for op in c.operations}
     return tuple(
         tuple(sorted({stage_of[before] for op in c.operations for before in waits_for[op]} - {i}))
@@ -58,7 +58,7 @@ def after(
 
 
 def is_write(op: Operation) -> bool:
-    """Whether the operation changes something that outlives the step."""
+    """Returns True if the operation changes something that outlives the step."""
     return isinstance(op.body, Update) or isinstance(op.body, Host) and op.body.stateful
 
 
@@ -121,7 +121,12 @@ def _latest_stage(
     waits_for: Mapping[Operation, Sequence[Operation]],
     followers: Mapping[Operation, Sequence[Operation]],
 ) -> tuple[int, _Spot]:
-    """The last of the stages at the operation's place in which it can be; its own spot where there are several."""
+    """Finds the last stage that can take the operation.
+
+    Of stages of one wave, the stage at the operation's own spot is preferred.
+
+    Where there are several, its own spot is returned.
+    """
     own = spots[op]
     found: list[tuple[int, bool, _Spot]] = []
     for spot, stages in used.items():
@@ -139,7 +144,7 @@ def _floor(
     spots: Mapping[Operation, _Spot],
     waits_for: Mapping[Operation, Sequence[Operation]],
 ) -> int:
-    """The first wave in which ``op`` can be at ``spot``, after all that it waits for."""
+    """Returns the first wave in which ``op`` can be at ``spot``, after all that it waits for."""
     return max((waves[before] + (spots[before] != spot) for before in waits_for[op]), default=0)
 
 
@@ -150,7 +155,10 @@ def _limit(
     spots: Mapping[Operation, _Spot],
     followers: Mapping[Operation, Sequence[Operation]],
 ) -> float:
-    """The last wave in which ``op`` can be at ``spot``, before all that wait for it; -1 if it would hold them up."""
+    """Returns the last wave in which ``op`` can be at ``spot``, before all that wait for it.
+
+    Returns -1 if ``op`` would hold them up.
+    """
     if any(not spot.behind <= spots[after].behind for after in followers[op]):
         return -1
     return min((waves[after] - (spots[after] != spot) for after in followers[op]), default=math.inf)

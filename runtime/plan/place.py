@@ -34,12 +34,12 @@ class Device:
 
     @property
     def task_name(self) -> str:
-        """``/job:worker/task:1``."""
+        """Returns the name of the task, ``/job:worker/task:1``."""
         return f"/job:{self.job}/task:{self.task}"
 
     @property
     def name(self) -> str:
-        """``/job:worker/replica:0/task:1/device:GPU:0``."""
+        """Returns the full name, ``/job:worker/replica:0/task:1/device:GPU:0``."""
         return f"/job:{self.job}/replica:0/task:{self.task}/device:{self.type}:{self.index}"
 
 

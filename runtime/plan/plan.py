@@ -57,7 +57,7 @@ class Program:
 
     @property
     def identity(self) -> ProgramIdentity:
-        """The identity by which a task keeps the program, and compiles it once."""
+        """Returns the identity by which a task keeps the program, and compiles it once."""
         return ProgramIdentity(self.sha256, self.arguments, self.results, self.jaxpr is not None)
 
 
@@ -130,7 +130,7 @@ class Stage:
 
     @property
     def may_wait(self) -> bool:
-        """Whether it may wait for what others do."""
+        """Returns True if the stage may wait for something that other stages do."""
         return any(kernel_may_wait(call.kernel) for call in self.host)
 
 
@@ -201,22 +201,27 @@ class Plan:
 
     @property
     def step_id_slot(self) -> int:
-        """The slot of the step's own id."""
+        """Returns the slot of the step's own id."""
         return self.feeds + len(self.constants)
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that the step touches."""
+        """Returns the tasks that the step touches."""
         return tuple(dict.fromkeys(call.stage.device.task_name for call in self.stages))
 
     @property
     def is_training(self) -> bool:
-        """Whether a step changes variables by what they were, or acts on resources (an accumulator, a queue)."""
+        """Returns True if a step trains.
+
+        Such a step changes variables by what they were, or acts on resources (an accumulator, a queue).
+
+        Such a step changes variables by what they were, or acts on resources (an accumulator, a queue).
+        """
         stages = [call.stage for call in self.stages]
         return any(set(s.reads) & set(s.writes) or (s.host and s.writes_state) for s in stages)
 
     def parts(self) -> list[int]:
-        """For each wave, in order, the part of the step that it belongs to: PULL, COMPUTE or PUSH."""
+        """Returns for each wave, in order, its part of the step: PULL, COMPUTE or PUSH."""
         waves: dict[int, list[Stage]] = {}
         for call in self.stages:
             waves.setdefault(call.wave, []).append(call.stage)
@@ -228,7 +233,7 @@ class Plan:
         return [PULL if i < first else PUSH if i > last else COMPUTE for i in range(len(ordered))]
 
     def awaited_slots(self, own_task: str) -> list[int]:
-        """For each wave, in order, the slot of a value to wait for before the wave is sent, or -1.
+        """Returns for each wave, in order, the slot of a value to wait for before the wave is sent, or -1.
 
         A program on the master's task is started and computes on; sending its results would wait for it. The master
         waits for one of these values first, so that the time of computing and the time of sending are counted apart.
@@ -252,7 +257,7 @@ class Plan:
         return awaited
 
     def wire_bytes(self, own_task: str) -> int:
-        """Bytes of tensors of fixed size that a step's master sends and receives.
+        """Counts the bytes of tensors of fixed size that a step's master sends and receives.
 
         Args:
             own_task: the master's task.

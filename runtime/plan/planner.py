@@ -54,13 +54,15 @@ def tensor_specs(
     feeds: Mapping[Tensor, TensorSpec],
     done: Collection[Operation] = frozenset(),
 ) -> Mapping[Tensor, TensorSpec]:
-    """The concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
+    """Finds the concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
     needed = prune(fetches, feeds, done)
     return _traced(needed, feeds).specs
 
 
 def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
-    """A fetched step counter that a deferred update moves on is fetched as it is after the update.
+    """Replaces a fetched step counter by its value after a deferred update.
+
+    The update reports the value, where reading it again would be a round trip more.
 
     The update tells it, where reading it again would be a round trip more.
     """
@@ -152,7 +154,7 @@ class _Assembly:
         return Plan(len(self.feeds), constants, tuple(stages), fetch_slots, next_slot, after)
 
     def _inputs(self, c: Partition) -> list[Tensor]:
-        """The tensors that a stage takes from outside."""
+        """Finds the tensors that a stage takes from outside."""
         inside = {t for op in c.operations for t in op.outputs if t not in self.slot}
         found: dict[Tensor, None] = {}
         for op in c.operations:
@@ -171,7 +173,13 @@ class _Assembly:
         return Remote(self._task(maker), self.slot[tensor])
 
     def _goes_direct(self, maker: int, consumer: int) -> bool:
-        """Tensors between two tasks that are not the master's go straight between them; so do those that stay."""
+        """Returns True if a tensor does not pass the master.
+
+        It does not if neither the task that makes it nor the task that takes it is the master's. The two may be the
+        same task.
+
+        It does if neither task is the master's, and if both are the same task.
+        """
         return self._task(maker) != self.master_task and self._task(consumer) != self.master_task
 
     def _fetched_by_others(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> list[str]:

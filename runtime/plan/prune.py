@@ -86,7 +86,7 @@ def prune(
 def without_identities(
     needed: Needed, same_place: Callable[[Operation, Operation], bool], feeds: Collection[Tensor]
 ) -> Needed:
-    """Dissolves the operations that only hand a value on where it is.
+    """Removes the operations that only pass a value on where it is.
 
     Args:
         needed: the pruned step.

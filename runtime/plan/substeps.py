@@ -28,7 +28,7 @@ class Substep:
 
 
 def substeps(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -> tuple[Substep, ...]:
-    """The substeps of a step, in their order; none when it has no Python calls.
+    """Splits a step with Python calls into substeps, in their order; none if it has no Python calls.
 
     A Python call runs as soon as it can, and everything else as late as it can: most steps are calls, and then one step
     as it would be if their outputs were fed.
@@ -74,7 +74,7 @@ def _is_known(fetch: Tensor | Operation, done: Collection[Operation], fed: Colle
 
 
 def _schedule(needed: Needed) -> tuple[dict[Operation, int], int]:
-    """The substep of each operation, and the number of the last one, in which there are no calls."""
+    """Returns the substep of each operation, and the number of the last substep, which has no calls."""
     soonest: dict[Operation, int] = {}
     for op in needed.operations:
         ready = [soonest[b] + (_is_call(b) and not _is_call(op)) for b in needed.waits_for[op]]
