@@ -123,7 +123,7 @@ class EndReport(enum.Enum):
 def choose_save(facts: EndFacts) -> LastSave:
     """Returns the way in which the last steps are saved.
 
-    A task that has left comes first: nothing is to be saved on it, and the session may be closed for that reason.
+    The departure of a ps comes first: nothing can be saved then, and the session may be closed for that reason.
 
     Args:
         facts: Facts about the task, before the last save.
