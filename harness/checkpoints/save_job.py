@@ -1,4 +1,4 @@
-"""One save, from the first word to the tasks until its checkpoint is on disk."""
+"""One save, from the snapshot on the tasks until the checkpoint is on disk."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, 
 from runtime.lowlevel import metrics as process_metrics
 
 PROGRESS_SECS = 2.0
-"""A save that takes longer says every so many seconds how far it is."""
+"""Seconds between log lines about the progress of a save."""
 
 
 class SaveHandle(Future[str]):
-    """A save that goes on in the background; its result is the path of the checkpoint.
+    """A save in the background, whose result is the path of the checkpoint.
 
     Attributes:
-        step: the step that is saved.
-        blocked_secs: how long ``Saver.save`` held up its caller.
-        paused_secs: how long the tasks held back updates, within that.
+        step: step that is saved.
+        blocked_secs: seconds for which ``Saver.save`` held up the caller.
+        paused_secs: seconds of these for which the tasks held updates back.
     """
 
     def __init__(self, step: int, paused_secs: float) -> None:
@@ -43,18 +43,18 @@ class SaveHandle(Future[str]):
         self.paused_secs = paused_secs
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end of the save, well or not; returns True if that came within ``timeout`` seconds."""
+        """Waits until the save has succeeded or failed; returns False after ``timeout`` seconds."""
         return self in wait([self], timeout).done
 
 
 @dataclass
 class History:
-    """What a Saver knows of its saves.
+    """The results of earlier saves of a Saver.
 
     Attributes:
-        failed: how many have failed.
-        with_nan: names of the variables that had a NaN in the last one.
-        states: by task, the last states of the trainer that are known.
+        failed: number of saves that failed.
+        with_nan: names of the variables with a NaN in the last checkpoint.
+        states: by task, the last known states of the trainer.
     """
 
     failed: int = 0
@@ -64,20 +64,20 @@ class History:
 
 @dataclass
 class SaveJob:
-    """One save; its methods are its phases, in their order.
+    """One save, whose methods are the phases in order.
 
-    ``take`` holds up the caller for milliseconds. ``start`` begins a thread, in which Orbax calls the phases from
-    ``begin`` to ``confirm``, gives the checkpoint its name, and removes what is not to be kept.
+    ``take`` holds the caller up for milliseconds. ``start`` starts a thread, in which Orbax calls the phases from
+    ``begin`` to ``confirm``, renames the checkpoint, and deletes older checkpoints.
 
     Attributes:
         sess: a session of the cluster.
-        series: the directory of checkpoints.
-        saved: what to save, with its places in the checkpoint.
-        stream: True if the tasks send what this process writes.
-        retention: what to keep.
-        metrics: for keeping the best.
-        history: of the Saver; the save adds to it.
-        with_nan: when it is written, the names of the variables in which there is a NaN.
+        series: directory of checkpoints.
+        saved: variables to save, with their places in the checkpoint.
+        stream: True if the tasks send their arrays and this process writes.
+        retention: rule of the checkpoints to keep.
+        metrics: metrics of the model, or None.
+        history: results of the Saver's saves, which this save updates.
+        with_nan: names of the variables with a NaN, after the tasks have written.
     """
 
     sess: Session
@@ -90,16 +90,18 @@ class SaveJob:
     with_nan: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self._item = ""  # the directory of the arrays, in the checkpoint's
-        self._stores: list[str] = []  # below that, one for each task that writes
+        # Name of the directory of the arrays below that of the checkpoint, and of one store below for each writer.
+        self._item = ""
+        self._stores: list[str] = []
         self._files: list[CheckpointFile] = []
 
     @property
     def _coordinator(self) -> CheckpointCoordinator:
-        return self.sess.checkpoint_coordinator  # a managed session may have another one meanwhile
+        # After a recovery a managed session has another coordinator.
+        return self.sess.checkpoint_coordinator
 
     def take(self, global_step: object) -> SaveHandle:
-        """Takes references to the variables as of one instant; raises as ``Saver.save``."""
+        """Takes references to the variables as of one instant; raises the errors of ``Saver.save``."""
         slices = names.slices_of(self.sess, self.saved, stream=self.stream)
         step, key = _step_of(self.sess, self.saved, global_step)
         self._snapshot = self._coordinator.snapshot(slices, key, when_paused=self._begin_states)
@@ -112,7 +114,10 @@ class SaveJob:
         self._states = in_thread(self._ask_states, "checkpoint-states")
 
     def _ask_states(self) -> dict[str, dict[str, Any]]:
-        """The states of all tasks: while the snapshot is taken, so that one that does not answer holds nobody up."""
+        """Returns the states of all tasks.
+
+        A thread asks while the snapshot is taken, so that a task that does not answer holds no step up.
+        """
         found: dict[str, dict[str, Any]] = {}
         try:
             for task, states in self._coordinator.states().items():
@@ -122,9 +127,9 @@ class SaveJob:
         return found
 
     def start(self) -> None:
-        """Begins to write what was taken."""
-        # No daemon, whoever starts it: a process that ends waits for it. A thread that waits in tensorstore when the
-        # interpreter goes would end the process by SIGABRT.
+        """Starts the thread that writes the snapshot."""
+        # The process waits for this thread at its end, so the thread is no daemon. A daemon that waits in tensorstore
+        # while the interpreter shuts down would end the process by SIGABRT.
         threading.Thread(target=self._run, name="checkpoint-save", daemon=False).start()
 
     def _run(self) -> None:
@@ -132,7 +137,8 @@ class SaveJob:
         progress = threading.Thread(target=self._log_progress, name="checkpoint-progress")
         progress.start()
         try:
-            from harness.checkpoints import orbax  # takes a second to import: only who saves pays for it
+            # The import takes a second, which only a process that saves spends.
+            from harness.checkpoints import orbax
 
             name = orbax.open_directory(self.series).save(self.handle.step, self, self.retention, self.metrics)
             self._tell_divergence()
@@ -154,7 +160,7 @@ class SaveJob:
             progress.join()
 
     def _tell_divergence(self) -> None:
-        """Warns that there are NaN in variables, once until it changes."""
+        """Warns of NaN in variables, again only when other variables have them."""
         if self.with_nan and self.with_nan != self.history.with_nan:
             sound = layout.newest_without_nan(layout.ranked(layout.steps_in(self.series)))
             logging.warning(
@@ -166,22 +172,28 @@ class SaveJob:
         self.history.with_nan = self.with_nan
 
     def _log_progress(self) -> None:
-        """Says every so many seconds how far the save is, until it has ended."""
+        """Logs the progress of the save until the end of the save."""
         started, total = time.monotonic(), self._snapshot.nbytes
         while not self.handle.wait(PROGRESS_SECS):
             try:
                 percent = 100 * self._coordinator.progress(self._snapshot) / max(total, 1)
             except OpError:
-                continue  # the save itself will say what is wrong
+                # The save itself reports the error.
+                continue
             secs = time.monotonic() - started
             logging.info("saving step %d: %.0f%% of %.1f MB after %.0f s", self.handle.step, percent, total / 1e6, secs)
 
     # -- called by Orbax, in this order --------------------------------------------------------------------------
 
     def begin(self, sequence: int) -> Manifest:
-        """Gives the manifest, all but its files."""
+        """Returns the manifest without its files.
+
+        Args:
+            sequence: number in the order of saves.
+        """
         coordinator, snapshot = self._coordinator, self._snapshot
-        self.history.states.update(self._states.result())  # who is dead just now will come back for his
+        # A task that is dead now keeps its last known states, with which the task resumes later.
+        self.history.states.update(self._states.result())
         ids = coordinator.process_ids(snapshot, stream=self.stream).values()
         self._stores = [f"{layout.STORE_OF_TASK}{i}" for i in ids]
         self._manifest = Manifest(
@@ -196,7 +208,7 @@ class SaveJob:
         return self._manifest
 
     def write(self, item: str) -> Future[None]:
-        """Begins to write: every task its variables, into a store of its own below a directory."""
+        """Starts to write: every task writes its variables into a store below a directory."""
         self._item = os.path.basename(item).partition(layout.TEMPORARY)[0]
         return in_thread(lambda: self._write(item), "checkpoint-write")
 
@@ -214,14 +226,14 @@ class SaveJob:
             )
 
     def merge(self, item: epath.Path) -> None:
-        """Makes one store of what the tasks have written, each its own."""
+        """Makes one store of the stores of the tasks."""
         storage.merge(str(item), self._stores)
 
     def complete(self, temporary: str) -> None:
-        """Looks through a checkpoint that is complete but for its name, and adds the manifest.
+        """Checks a checkpoint that is complete but for its name, and adds the manifest.
 
         Raises:
-            DataLossError: an array is not there when it is looked for: nobody could restore it.
+            DataLossError: An array is missing, so the checkpoint could not be restored.
         """
         item = str(epath.Path(temporary) / self._item)
         self._check_writers(item)
@@ -240,17 +252,21 @@ class SaveJob:
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 
     def confirm(self) -> None:
-        """Makes sure that no other chief has come while this one wrote, or was frozen: its tasks would refuse."""
+        """Raises AbortedError if another chief came while this process wrote, or was frozen.
+
+        The order for the progress is refused then. Without this check, a chief that wakes up late would add its
+        checkpoint to those of its successor.
+        """
         self._coordinator.progress(self._snapshot)
 
 
 def _next_step(series: str) -> int:
-    """The number of a checkpoint that is given none."""
+    """Returns the step of a checkpoint for which no step is given."""
     return max((s.number for s in layout.steps_in(series)), default=-1) + 1
 
 
 def _step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) -> tuple[int | None, str]:
-    """(step, ""), or (None, key of the variable whose value in the snapshot is the step)."""
+    """Returns (step, ""), or (None, key of the variable whose value in the snapshot is the step)."""
     if given is None:
         collected = sess.graph.get_collection(GraphKeys.GLOBAL_STEP)
         given = collected[0] if collected else None

@@ -51,35 +51,39 @@ _NO_METRIC = (
     "the checkpoint of step %d has no metric %r and counts as the worst: tell it by saver.report() before it is saved"
 )
 TF_NEVER_HOURS = 10000.0
-"""TF1's default of ``keep_checkpoint_every_n_hours``, which means: do not."""
+"""TF1's default of ``keep_checkpoint_every_n_hours``, which keeps no further checkpoints."""
 
 
 class Saver:
-    """Saves and restores variables.
+    """The saving and restoring of variables, as checkpoints that plain Orbax reads.
 
-    ``save(sess, "logdir/model.ckpt", step)`` makes ``logdir/model.ckpt/<step>``: a plain Orbax checkpoint, in which a
-    partitioned variable is one array. It is there as a whole or not at all, whatever dies when.
+    ``save(sess, "logdir/model.ckpt", step)`` makes ``logdir/model.ckpt/<step>``, in which a partitioned variable is one
+    array. Whatever process dies during the save, the checkpoint exists as a whole or not at all.
+
+        saver = harness.Saver(max_to_keep=3)
+        path = saver.save(sess, "logdir/model.ckpt", global_step)
+        saver.restore(sess, path)
 
     Args:
-        var_list: what to save: None for all global variables there are now, a list of variables, or a dictionary from
-            names in the checkpoint to variables.
-        max_to_keep: the last so many checkpoints are kept; None or 0 keeps all.
-        keep_checkpoint_every_n_hours: besides, one is kept for every so many hours.
-        sharded: every task writes its own variables whatever is given here; TF1 scripts pass it.
-        pad_step_number: pad the step in the name with zeros to eight digits, in a series that is new.
-        allow_empty: saving nothing is no error.
-        defer_build: look for the variables when the first save or restore comes.
-        max_to_keep_best: besides, the best so many by ``best_metric`` are kept.
+        var_list: variables to save: None for all global variables of the graph, a list, or a dictionary from names in
+            the checkpoint to variables.
+        max_to_keep: number of last checkpoints to keep; None or 0 keeps all.
+        keep_checkpoint_every_n_hours: hours between further checkpoints to keep; None keeps no further ones.
+        sharded: not used, as every task writes its own variables; TF1 scripts pass this argument.
+        pad_step_number: True pads the step in the name with zeros to eight digits, in a new series.
+        allow_empty: True makes it no error to save nothing.
+        defer_build: True looks for the variables at the first save or restore.
+        max_to_keep_best: number of best checkpoints by ``best_metric`` to keep besides.
         best_metric: name of the metric among those given to ``save`` or ``report``.
-        best_mode: whether "min" or "max" is best.
-        partial: restore also from a checkpoint that lacks variables, such as one of an earlier version of the model. A
-            variable that it lacks gets its initial value. The next checkpoint has it, so this happens once.
-        transfer: "shared" when all tasks see the directory; "stream" when only the chief does: the tasks send it
-            what it writes, a few MiB at a time.
+        best_mode: "min" if the smallest value of the metric is the best, or "max".
+        partial: True restores also from a checkpoint that lacks variables, such as one of an earlier version of the
+            model. Those variables get their initial values. The next checkpoint has them, so this happens once.
+        transfer: "shared" if all tasks see the directory. "stream" if only the chief does: the chief then writes, and
+            the tasks send a few MiB at a time.
 
     Raises:
-        ValueError: there is nothing to save, or a variable has two names.
-        TypeError: ``var_list`` is something else.
+        ValueError: There is nothing to save, a variable has two names, or an argument has an unknown value.
+        TypeError: ``var_list`` is neither a list nor a dictionary of variables.
     """
 
     def __init__(
@@ -126,17 +130,17 @@ class Saver:
         self._reported: dict[str, float] = {}
         self._history = History()
         self.skipped = 0
-        """Saves that were due while another one was still running."""
+        """Number of saves that were skipped because another save was still running."""
         if not defer_build:
             self.build()
 
     @property
     def failed(self) -> int:
-        """Saves that failed."""
+        """Number of saves that failed."""
         return self._history.failed
 
     def build(self) -> None:
-        """Looks for the variables to save in the default graph; raises as the constructor does."""
+        """Looks for the variables to save in the default graph; raises the errors of the constructor."""
         if self._saved is None:
             saved = names.saved_variables(self._var_list)
             if not saved and not self._allow_empty:
@@ -144,7 +148,8 @@ class Saver:
             self._saved = saved
 
     def _variables(self, graph: Graph) -> dict[Variable, ArraySlice]:
-        with graph.as_default():  # whatever thread saves
+        # The default graph belongs to a thread, and any thread may save.
+        with graph.as_default():
             self.build()
         assert self._saved is not None
         return self._saved
@@ -165,28 +170,28 @@ class Saver:
         metrics: Mapping[str, float] | None = None,
         wait: bool = True,
     ) -> Any:
-        """Saves the variables as they are at this instant, between two steps of every worker.
+        """Saves the variables as of one instant between two steps of every worker.
 
-        The caller is held up for the milliseconds in which the tasks take references to their variables; the rest
-        happens in the background, while training goes on.
+        The tasks take references to their variables within milliseconds. The rest happens in the background while
+        training continues; only ``wait`` holds the caller up.
 
         Args:
             sess: a session of the cluster.
-            save_path: ``logdir/model.ckpt``; made when it is not there.
-            global_step: the step in the name: a number, or the variable (or its name) whose value in this checkpoint
-                it is. Without it the graph's global step, or the next free number.
-            metrics: what ``best_metric`` is looked up in; by default what was reported since the checkpoint before.
-            wait: return when the checkpoint is on disk.
+            save_path: directory of the series, such as ``logdir/model.ckpt``; created if needed.
+            global_step: step in the name: a number, or a variable (or its name) whose value in this checkpoint counts.
+                None takes the graph's global step, or the next free number.
+            metrics: metrics of the model, by name; None takes those reported since the last checkpoint.
+            wait: True returns when the checkpoint is on disk.
 
         Returns:
-            With ``wait`` the checkpoint's path; else a ``SaveHandle``, or None when a save is still running and this
-            one was skipped. None when there is nothing to save and ``allow_empty``.
+            The checkpoint's path with ``wait``, else a ``SaveHandle``. None if there is nothing to save, or if another
+            save is still running and this one was skipped.
 
         Raises:
-            FailedPreconditionError: a variable is not initialised; names it.
-            ResourceExhaustedError: the disk is full; earlier checkpoints are not touched.
-            AbortedError: another chief has taken over, or a task restarted.
-            ValueError: the path cannot be a directory, or ``metrics`` lacks ``best_metric``.
+            FailedPreconditionError: A variable is not initialised; the message names the variable.
+            ResourceExhaustedError: The disk is full. Earlier checkpoints are not touched.
+            AbortedError: Another chief has taken over, or a task restarted.
+            ValueError: The path cannot be a directory, or ``metrics`` lacks ``best_metric``.
         """
         started = time.monotonic()
         sess = underlying(sess)
@@ -229,13 +234,16 @@ class Saver:
         return handle.result() if wait else handle
 
     def report(self, **metrics: float) -> None:
-        """Tells how good the model is now: the next checkpoint has these metrics, whoever begins to save it.
+        """Sets the metrics of the next checkpoint.
 
-        So the best are kept where a Supervisor, a monitored session or a hook saves by the clock:
-        ``Supervisor(saver=saver)``, and in the loop ``saver.report(loss=test_loss)`` after each test.
+        A Supervisor, a monitored session or a hook saves by the clock and knows no metrics. To keep the best
+        checkpoints there, give them the Saver and call this method after each test:
+
+            supervisor = harness.Supervisor(saver=saver)
+            saver.report(loss=test_loss)
 
         Raises:
-            ValueError: ``best_metric`` is not among them, or one is no number.
+            ValueError: ``best_metric`` is missing, or a metric is not a number.
         """
         self._check_metrics(metrics)
         with self._lock:
@@ -252,35 +260,37 @@ class Saver:
                 raise ValueError(f"the metric {name!r} must be a number, not {value!r}") from None
 
     def wait(self) -> None:
-        """Waits for the end of the save that is running, if there is one, well or not."""
+        """Waits until no save is running; a failed save raises nothing here."""
         if self._running is not None:
             self._running.wait()
 
     def check_for_errors(self) -> None:
-        """Raises what made the last background save fail, if it failed."""
+        """Raises the error of the last background save if that save failed."""
         if self._running is not None and self._running.done():
             self._running.result()
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
     def restore(self, sess: Session, save_path: str | None, *, partial: bool = False, verify: bool = True) -> None:
-        """Gives the variables the values of a checkpoint, all at once on each task.
+        """Restores the variables from a checkpoint, all at once on each task.
 
-        Every task reads what it needs, however many tasks wrote it. States that are ``harness.checkpointable`` stay:
-        a model that begins with trained weights is another run. ``restore_latest`` sets them.
+        Every task reads its own parts, however many tasks wrote the checkpoint. States of ``harness.checkpointable``
+        do not change, because a model that begins with trained weights is another run. ``restore_latest`` sets them.
+
+            saver.restore(sess, harness.latest_checkpoint("logdir"))
 
         Args:
             sess: a session of the cluster.
-            save_path: the checkpoint, as ``save`` or ``latest_checkpoint`` gave it.
-            partial: leave variables alone that the checkpoint does not hold.
-            verify: compare the files with their checksums first.
+            save_path: path of the checkpoint, from ``save`` or ``latest_checkpoint``.
+            partial: True leaves variables unchanged that the checkpoint lacks.
+            verify: True compares the files with their checksums first.
 
         Raises:
-            ValueError: there is no such checkpoint.
-            NotFoundError: variables are missing in it; lists all that does not fit.
-            InvalidArgumentError: shapes or dtypes differ; lists all that does not fit.
-            DataLossError: it is damaged; names it. No variable has changed then.
-            FailedPreconditionError: a task does not see it, though this process does; names the task.
+            ValueError: There is no such checkpoint.
+            NotFoundError: The checkpoint lacks variables; the message lists all misfits.
+            InvalidArgumentError: Shapes or dtypes differ; the message lists all misfits.
+            DataLossError: The checkpoint is damaged. No variable has changed.
+            FailedPreconditionError: A task does not see the checkpoint, although this process does.
         """
         if save_path is None:
             raise ValueError("Can't load save_path when it is None.")
@@ -294,12 +304,14 @@ class Saver:
 
     def _restore(self, sess: Session, path: str, *, partial: bool = False, verify: bool = True) -> None:
         saved = self._variables(sess.graph)
-        path = storage.absolute(path)  # the tasks may have been started in other directories
+        # The tasks may have been started in other directories.
+        path = storage.absolute(path)
         reader = CheckpointReader(path)
         pairs = names.match(reader, saved, partial=partial or self._partial)
         slices = names.restore_slices(sess, saved, pairs)
         manifest = reader.manifest
-        stream = self._stream or manifest is None  # tasks read what tasks have written, and nothing else
+        # Tasks read only files that tasks have written. Files of other programs may be packed.
+        stream = self._stream or manifest is None
         check = None
         if manifest is not None and verify and storage.is_local(path):
             problems = quick_problems(path, manifest)
@@ -321,7 +333,8 @@ class Saver:
                     check=check,
                     origin=manifest.snapshot if manifest is not None else 0,
                 )
-            except (DataLossError, NotFoundError) as error:  # its own list of names says that all are there
+            except (DataLossError, NotFoundError) as error:
+                # The checkpoint's own list has all names, so a missing array is damage.
                 raise DataLossError(f"checkpoint {path} is damaged: {error.message}", task=error.task) from None
         lacking = [v for v in saved if v not in pairs] if self._partial else []
         if lacking:
@@ -330,10 +343,10 @@ class Saver:
             sess.run([v.initializer for v in lacking])
 
     def restore_latest(self, sess: Session, checkpoint_dir: str) -> str | None:
-        """Resumes from the newest checkpoint of a directory that is whole and holds the variables.
+        """Resumes from the newest whole checkpoint of a directory that holds the variables.
 
-        A newer one that is damaged or lacks variables is named in an error that is logged. What the run itself has
-        saved counts first. States of this process that are ``harness.checkpointable`` are set too.
+        An error is logged for each newer checkpoint that is damaged or lacks variables. Checkpoints of the run itself
+        come before those of other Savers. States of ``harness.checkpointable`` in this process are set too.
 
             path = saver.restore_latest(sess, "logdir")
 
@@ -342,13 +355,13 @@ class Saver:
             checkpoint_dir: the directory, or one checkpoint to resume from.
 
         Returns:
-            The path of the checkpoint; None when the directory has no checkpoints at all.
+            The path of the checkpoint, or None if the directory has no checkpoints at all.
 
         Raises:
-            DataLossError: there are checkpoints, and all are damaged: nothing is initialised silently.
-            FailedPreconditionError: a task does not see the newest one, though this process does.
-            UnavailableError, PermissionDeniedError: the directory cannot be looked into now, or may not be.
-            NotFoundError, InvalidArgumentError: none fits the graph; as ``restore``.
+            DataLossError: There are checkpoints, and all are damaged. A run never begins anew unnoticed.
+            FailedPreconditionError: A task does not see the newest checkpoint, although this process does.
+            UnavailableError, PermissionDeniedError: The directory cannot be read now, or may not be read.
+            NotFoundError, InvalidArgumentError: No checkpoint fits the graph; see ``restore``.
         """
         sess = underlying(sess)
         step, refused = layout.newest_usable(str(checkpoint_dir), lambda step: self._restore(sess, step.path))
@@ -368,10 +381,12 @@ class Saver:
         return None
 
     def take_states(self, checkpoint_dir: str) -> None:
-        """Takes the states of the newest checkpoint that is whole: later ones hold them until their task has others.
+        """Reads the states of the newest whole checkpoint, for the next checkpoints.
+
+        A checkpoint has these states of a task until the task reports newer ones.
 
         Args:
-            checkpoint_dir: The directory of the run's checkpoints, or one checkpoint.
+            checkpoint_dir: directory of the run's checkpoints, or one checkpoint.
         """
         layout.newest_usable(str(checkpoint_dir), self._take_states)
 
@@ -380,17 +395,17 @@ class Saver:
         self._history.states = {t: dict(s) for t, s in manifest.states.items()} if manifest is not None else {}
 
     def changed_since(self, sess: Session, save_path: str) -> bool | None:
-        """Whether a variable has been given a value since a checkpoint was saved, or since it was restored from it.
+        """Returns True if a variable was written since a checkpoint was saved or restored.
 
         Args:
             sess: a session of the cluster.
-            save_path: the checkpoint.
+            save_path: path of the checkpoint.
 
         Returns:
-            None where nobody knows: another program wrote it, or a task has restarted since.
+            None if this is unknown: another program wrote the checkpoint, or a task has restarted since.
 
         Raises:
-            ValueError: there is no such checkpoint.
+            ValueError: There is no such checkpoint.
         """
         manifest = read_manifest(_found(save_path))
         if manifest is None or not manifest.snapshot:
@@ -404,12 +419,15 @@ class Saver:
 
     @property
     def last_checkpoints(self) -> list[str]:
-        """The checkpoints that are kept, oldest first: what the directory holds, also from runs before this one."""
+        """Paths of the checkpoints in the directory, oldest first, including those of earlier runs."""
         steps = [] if self._series is None else layout.steps_in(self._series)
         return [step.path for step, _ in layout.in_order(steps)]
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
-        """Tells of checkpoints of an earlier run; the directory tells as much once something is saved or restored."""
+        """Names checkpoints of an earlier run, of which ``last_checkpoints`` then lists the directory.
+
+        After a save or restore this call has no effect.
+        """
         for path in checkpoint_paths:
             if self._series is None and (found := find_checkpoint(path)) is not None:
                 self._series = layout.series_of(found)

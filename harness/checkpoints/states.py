@@ -1,4 +1,4 @@
-"""What else resumes: small named states of the trainer that ride in the same atomic checkpoint, for each task."""
+"""States of the trainer: small named values of each task in the same atomic checkpoint as the variables."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ from runtime.lowlevel import DType, register_state
 _lock = threading.Lock()
 _setters: dict[tuple[str, str], Callable[[Any], None]] = {}
 _MARKS = ("__bytes__", "__array__", "__tuple__", "__dict__")
-"""Keys of the dictionaries that stand for something else; one of the user's with such a key is written as its items."""
+"""Keys of dictionaries that stand for other types. A user's dictionary with such a key is written as items."""
 
 
 def checkpointable(name: str, get: Callable[[], Any], set: Callable[[Any], None], *, task: str = "") -> None:  # noqa: A002
-    """Makes a small state of this process part of every checkpoint: epoch, position in the data, random state.
+    """Adds a small state of this process to every checkpoint: epoch, position in the data, random state.
 
-    It rides in the checkpoint that the chief saves, under this task's name, and comes back through ``set`` when a
-    checkpoint is restored (``Saver.restore`` in the chief, ``restore_states`` in the others).
+    The checkpoint of the chief has the state under this task's name. A restore calls ``set``: in the chief by
+    ``Saver.restore_latest``, in other tasks by ``restore_states``.
+
+        harness.checkpointable("data", batches.state, batches.restore)
 
     Args:
-        name: unique in this process; a second registration replaces the first.
-        get: gives the state: numbers, strings, bytes, arrays, and lists and dictionaries of these. It is called from
-            another thread, while training goes on. A state that is not there within two seconds is not saved.
-        set: takes what ``get`` gave; arrays of jax come back as arrays of numpy.
-        task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two clusters have one name
-            the ``target`` of the server; by default the process's own.
+        name: name, unique in this process; a second registration replaces the first.
+        get: returns the state: numbers, strings, bytes, arrays, and lists and dictionaries of these. Another thread
+            calls the function while training continues. A state that takes longer than two seconds is not saved.
+        set: called with the state of a checkpoint; arrays of JAX become arrays of numpy.
+        task: ``/job:worker/task:1`` if several tasks share the process, or the ``target`` of the server if tasks of two
+            clusters have the same name. By default the only task of the process.
 
     Raises:
-        InvalidArgumentError: the name is empty or has a space.
+        InvalidArgumentError: The name is empty or has a space.
     """
     if not name or " " in name:
         raise InvalidArgumentError(f"the name {name!r} of a checkpointable state is empty or has a space")
@@ -49,25 +51,27 @@ def checkpointable(name: str, get: Callable[[], Any], set: Callable[[Any], None]
 
 
 def forget_checkpointable(name: str, *, task: str = "") -> None:
-    """Takes a state out of later checkpoints."""
+    """Removes a state from later checkpoints."""
     with _lock:
         _setters.pop((task, name), None)
     register_state(name, None, task=task)
 
 
 def restore_states(checkpoint: str, task: str, target: str = "") -> list[str]:
-    """Gives this process's states what a checkpoint holds for a task.
+    """Sets the states of this process that a checkpoint holds for a task.
+
+        harness.restore_states(harness.latest_checkpoint("logdir"), "/job:worker/task:1")
 
     Args:
-        checkpoint: as ``latest_checkpoint`` gives it.
-        task: ``/job:worker/task:1``.
-        target: of the task's server; see ``checkpointable``.
+        checkpoint: path of the checkpoint, from ``latest_checkpoint``.
+        task: name of the task, such as ``/job:worker/task:1``.
+        target: target of the task's server; see ``checkpointable``.
 
     Returns:
-        The names of the states that were set; others keep what they have.
+        The names of the states that were set, sorted. Other states do not change.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        ValueError: There is no such checkpoint.
     """
     path = layout.find_checkpoint(checkpoint)
     if path is None:
@@ -82,12 +86,12 @@ def restore_states(checkpoint: str, task: str, target: str = "") -> list[str]:
 
 
 def encode(value: Any) -> bytes:
-    """A state as JSON text. Raises InvalidArgumentError for what has no place in it."""
+    """Returns a state as JSON text; raises InvalidArgumentError for a type that JSON cannot hold."""
     return json.dumps(_to_json(value)).encode()
 
 
 def decode(value: Any) -> Any:
-    """The state whose parsed JSON is ``value``."""
+    """Returns the state whose parsed JSON is ``value``."""
     if isinstance(value, list):
         return [decode(v) for v in value]
     if not isinstance(value, dict):
@@ -131,7 +135,7 @@ def _to_json(value: object) -> Any:
 
 
 def _dtype_name(dtype: DType) -> str:
-    """A dtype as text that ``_dtype_of`` reads; numpy's own text for bfloat16 and its like means mere bytes."""
+    """Returns a dtype as text for ``_dtype_of``; numpy's own text of bfloat16 means plain bytes."""
     if dtype.fields is not None:
         return repr(np.lib.format.dtype_to_descr(dtype))
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
