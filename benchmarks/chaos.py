@@ -34,7 +34,7 @@ START_SECS = 180.0
 
 
 def main() -> int:
-    """Runs it; gives the exit code."""
+    """Runs the chaos. Returns the exit code."""
     options = _parser().parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     faults = options.faults if options.faults is not None else max(1, round(options.secs / 3))
@@ -111,7 +111,7 @@ def _chaos(options: argparse.Namespace, faults: int, directory: Path) -> tuple[l
 
 
 def _run(c: LocalCluster, plan: FaultPlan, problems: list[str]) -> list[Injected]:
-    """Injects the plan; a task that has ended on its own is a problem, and stays away."""
+    """Injects the plan. A task that has ended by itself is a problem, and stays away."""
     killed: Counter[str] = Counter()
 
     def say(text: str) -> None:
@@ -137,7 +137,7 @@ def _accuracy(c: LocalCluster) -> float:
 
 
 def _final(logdir: Path) -> tuple[int, list[int]]:
-    """The global step of the last checkpoint, and how often each of its variables was updated."""
+    """Returns the global step of the last checkpoint, and the updates of each of its variables."""
     path = harness.latest_checkpoint(str(logdir))
     if path is None:
         raise RuntimeError("there is no checkpoint at the end")

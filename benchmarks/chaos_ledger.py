@@ -36,7 +36,7 @@ class Entry:
 
     @classmethod
     def parse(cls, line: str) -> Entry | None:
-        """An entry from its line; None for one that was cut off in the middle by a kill."""
+        """Parses the line of an entry. Returns None for a line that a kill has cut off."""
         kind, _, rest = line.partition(" ")
         at, _, value = rest.partition(" ")
         try:
@@ -51,14 +51,14 @@ class Entry:
         return None
 
     def line(self) -> str:
-        """As it is written, without the end of the line."""
+        """Returns the line of the entry, without its end."""
         if self.what == "log":
             return f"L {self.at:.6f} {self.text}"
         return f"B {self.at:.6f}" if self.what == "begin" else f"D {self.at:.6f} {self.step}"
 
 
 class Ledger(logging.Handler):
-    """Appends to this life's file; what was written survives a kill."""
+    """The file of one life of a task. Its lines survive a kill."""
 
     def __init__(self, directory: str, task: str, attempt: str | None = None) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Ledger(logging.Handler):
             os.write(self._file, f"{line}\n".encode())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes what is logged."""
+        """Writes a record of the log."""
         self.enter("log", text=record.getMessage().replace("\n", " "))
 
 
@@ -135,7 +135,7 @@ _RECOVERING = re.compile(r"^recovering:")
 
 
 def restores(ledgers: Iterable[Sequence[Entry]]) -> list[Restore]:
-    """The restores, in order of time. The first initialisation is none: there was nothing before."""
+    """Returns the restores, in order of time. The first initialisation restores nothing."""
     found, initialised = [], []
     for entry in (entry for ledger in ledgers for entry in ledger if entry.what == "log"):
         if match := _BACK.search(entry.text):
@@ -194,7 +194,7 @@ def add_up(ledgers: Sequence[Sequence[Entry]], final_step: int) -> Books:
 
 
 def _unknown(ledger: Sequence[Entry]) -> int:
-    """Steps that were begun and not done, and attempts at a step that a recovery has cut off."""
+    """Returns steps that were begun and not done, and attempts at a step that a recovery has cut off."""
     begun = sum(entry.what == "begin" for entry in ledger) - sum(entry.what == "done" for entry in ledger)
     return begun + sum(entry.what == "log" and bool(_RECOVERING.search(entry.text)) for entry in ledger)
 

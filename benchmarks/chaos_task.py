@@ -33,7 +33,7 @@ _POLL_SECS = 0.2
 
 
 def main(argv: list[str]) -> None:
-    """Does this task's part."""
+    """Serves as a ps, or trains as a worker."""
     del argv
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
     mnist = None if FLAGS.job_name == "ps" else data.load(None)  # first: "listening" then means ready to train
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
 
 
 def work(server: rt.Server, mnist: data.Mnist) -> None:
-    """Trains until it is told to stop, then (on the chief) tests."""
+    """Trains until the order to stop. Then the chief tests."""
     ledger = Ledger(FLAGS.chaos_dir, f"worker-{FLAGS.task_index}")
     logging.get_absl_logger().addHandler(ledger)
     # Another order in every life: a worker that is killed often would else see the same first batches again and again.
@@ -98,7 +98,7 @@ def work(server: rt.Server, mnist: data.Mnist) -> None:
 
 
 def end_step() -> int | None:
-    """The global step at which training is to stop; None when that is not known yet."""
+    """Returns the global step at which training stops; None while it is unknown."""
     try:
         with open(os.path.join(FLAGS.chaos_dir, "end_step"), encoding="utf-8") as file:
             return int(file.read())

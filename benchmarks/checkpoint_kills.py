@@ -83,7 +83,7 @@ def _train(cluster: Cluster, directory: str, elements: int, pipe: Connection, ro
 
 
 def check(directory: str) -> tuple[int, list[str]]:
-    """(visible checkpoints, what is wrong with them) in a directory."""
+    """Returns the visible checkpoints of a directory, and their faults."""
     import harness
 
     state = harness.get_checkpoint_state(directory)
@@ -104,13 +104,13 @@ def check(directory: str) -> tuple[int, list[str]]:
 
 
 def leftovers(directory: str) -> list[str]:
-    """Names in the series that are no finished checkpoint."""
+    """Returns the names in the series that are no finished checkpoint."""
     series = os.path.join(directory, "model.ckpt")
     return [n for n in os.listdir(series) if not n.isdigit()] if os.path.isdir(series) else []
 
 
 class Run:
-    """The cluster, and what has happened to it."""
+    """The cluster, and the record of its deaths."""
 
     def __init__(self, context: multiprocessing.context.ForkServerContext, directory: str, elements: int) -> None:
         ports = iter(free_ports(PS + 1))
@@ -131,7 +131,7 @@ class Run:
         return process
 
     def start_chief(self, rounds: int = 10**9) -> tuple[Any, Connection]:
-        """A chief that saves so many times, and the pipe it reports through."""
+        """Starts a chief that saves so many times. Returns it with the pipe of its reports."""
         mine, its = self._context.Pipe()
         arguments = (self.cluster, self._directory, self._elements, its, rounds)
         process = self._context.Process(target=_lead, args=arguments, daemon=True)
@@ -140,11 +140,11 @@ class Run:
         return process, mine
 
     def restart_ps(self, index: int) -> None:
-        """Puts a new ps in the place of a dead one."""
+        """Starts a new ps in the place of a dead ps."""
         self.ps[index] = self._start_ps(index)
 
     def until(self, pipe: Connection, what: str) -> bool:
-        """Waits for a report of the chief; False when it died before."""
+        """Waits for a report of the chief. Returns False if the chief died before."""
         deadline = time.monotonic() + START_SECS
         try:
             while pipe.poll(max(0.0, deadline - time.monotonic())):
@@ -168,7 +168,7 @@ class Run:
 
 
 def main(argv: list[str]) -> None:
-    """Runs the kills; the exit code is 1 when something was wrong."""
+    """Runs the kills. Returns 1 if a checkpoint was wrong, else 0."""
     del argv
     os.environ["JAX_PLATFORMS"] = "cpu"
     seed = random.SystemRandom().randrange(2**32) if _SEED.value is None else _SEED.value

@@ -26,7 +26,7 @@ _TCP = ("BELLWETHER_FAST_PATH", "0")
 
 
 def systems(directory: pathlib.Path) -> dict[str, System]:
-    """The ways to compare; certificates and a token are made in a directory."""
+    """Returns the ways to compare, with new certificates and a new token in a directory."""
     certificates, token = directory / "certs", directory / "token"
     certs.make_certificates(certificates, [["127.0.0.1"]], days=1, renew=False)
     token.touch(mode=0o600)
@@ -39,7 +39,7 @@ def systems(directory: pathlib.Path) -> dict[str, System]:
 
 
 def measure(hidden: int, rounds: int, seconds: float) -> dict[str, Running]:
-    """Lets the ways take turns; gives their rates and processor times, turn by turn."""
+    """Runs the ways in turns. Returns their rates and processor times, turn by turn."""
     running: dict[str, Running] = {}
     with tempfile.TemporaryDirectory() as directory:
         try:

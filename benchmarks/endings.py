@@ -56,7 +56,7 @@ EXPECTED_ERROR = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker does.
+    """The part of a worker in a history.
 
     Attributes:
         style: how it ends; see ``STYLES``.
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens to a task.
+    """An event of a history that hits a task.
 
     Attributes:
         at_secs: when, after the first step of the run.
@@ -97,7 +97,7 @@ class Event:
 
 @dataclass(frozen=True)
 class History:
-    """A run and what happens to it."""
+    """A run with its events."""
 
     seed: int
     ps: int
@@ -112,14 +112,14 @@ class History:
 
 
 def classic(seed: int) -> History:
-    """The ending of the old tutorials: each worker has a loop of its own length, then calls ``sv.stop()``."""
+    """Returns the ending of the old tutorials: loops of different lengths, then ``sv.stop()``."""
     draw = random.Random(seed)
     lengths = draw.sample(range(5, 300), 3)
     return History(seed, 1, tuple(Part("stop", steps, 0.002) for steps in lengths), ())
 
 
 def random_history(seed: int) -> History:
-    """Draws a history; the same one for the same seed."""
+    """Draws a history. The same seed gives the same history."""
     draw = random.Random(seed)
     ps, workers = draw.randint(1, 2), draw.randint(1, 3)
     asks = random.Random(f"stops {seed}")
@@ -153,27 +153,27 @@ def random_history(seed: int) -> History:
 
 
 class Clusters:
-    """A cluster for each number of tasks, whose processes are started again and again."""
+    """The clusters, one for each number of tasks, whose processes are started again and again."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], LocalCluster] = {}
 
     def get(self, ps: int, workers: int) -> LocalCluster:
-        """The cluster; none of its tasks runs."""
+        """Returns the cluster. None of its tasks runs."""
         if (ps, workers) not in self._made:
             command = ["python", "-m", "benchmarks.endings_task"]
             self._made[ps, workers] = LocalCluster(command, ps=ps, workers=workers, preload=PRELOAD, start=False)
         return self._made[ps, workers]
 
     def close(self) -> None:
-        """Ends them all."""
+        """Ends all clusters."""
         for cluster in self._made.values():
             cluster.close()
 
 
 @contextlib.contextmanager
 def clusters() -> Iterator[Clusters]:
-    """Clusters for a number of runs; nothing is left of them."""
+    """Opens clusters for a number of runs. Nothing is left of them."""
     with no_leaks(secs=10):
         made = Clusters()
         try:
@@ -202,7 +202,7 @@ class Run:
         self._reborn: set[str] = set()
 
     def run(self) -> list[str]:
-        """Runs it; gives what does not add up."""
+        """Runs the history. Returns what does not add up."""
         try:
             problems = self._play()
         finally:
@@ -262,7 +262,7 @@ class Run:
         return []
 
     def _again(self, due: list[tuple[float, str, str]], now: float) -> list[tuple[float, str, str]]:
-        """What has ended badly and is to be started again."""
+        """Returns the tasks that have ended badly and are to be started again."""
         found = []
         serving = [index for index in range(self._history.ps) if self._cluster.running(f"ps:{index}")]
         for task in self._cluster.tasks:
@@ -300,7 +300,7 @@ class Run:
         self._cluster.start(task, **{f"ENDING_{name}": str(value) for name, value in options.items()})
 
     def _end_of_the_ps(self) -> list[str]:
-        """The ps leave by themselves, unless the chief is gone for good, or they know nothing of the run any more."""
+        """Waits until the ps leave. Stops a ps that was started again, and all without a chief that ended well."""
         problems = []
         for index in range(self._history.ps):
             task = f"ps:{index}"
@@ -384,7 +384,7 @@ def run_all(histories: list[History], *, keep: bool = False) -> list[str]:
 
 
 def main() -> int:
-    """Runs what was asked for; gives the exit code."""
+    """Runs the histories of the flags. Returns the exit code."""
     options = _parser().parse_args()
     draw = classic if options.classic else random_history
     seeds = [options.seed] if options.seed is not None else [random.randrange(10**9) for _ in range(options.runs)]

@@ -30,17 +30,17 @@ flags.DEFINE_string("logdir", "", "Directory of the checkpoints and ledgers; $EN
 
 
 def option(name: str, default: Any) -> Any:
-    """What the environment says, of the type of the default."""
+    """Returns an option of the environment, with the type of the default."""
     return type(default)(os.environ.get(f"ENDING_{name}", default))
 
 
 def logdir() -> str:
-    """Directory of the checkpoints and ledgers."""
+    """Returns the directory of the checkpoints and ledgers."""
     return FLAGS.logdir or option("LOGDIR", "")
 
 
 def main(argv: list[str]) -> None:
-    """Does this task's part."""
+    """Serves as a ps, or trains as a worker."""
     del argv
     attempt = os.environ.pop(ATTEMPT_VARIABLE, "0")  # no launcher ends the ps tasks: they end by themselves
     cluster = {"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts}
@@ -60,7 +60,7 @@ def say(text: str) -> None:
 
 
 class SlowSaver(harness.Saver):
-    """Saves that take long, and say so."""
+    """A saver whose saves take long, and are reported."""
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
         """Saves."""
@@ -108,7 +108,7 @@ class Worker:
         return [self.global_step, optimizer.minimize(loss, self.global_step)]
 
     def config(self) -> rt.SessionConfig | None:
-        """The options of its session."""
+        """Returns the options of the session."""
         start_secs = option("START_SECS", 0.0)
         return rt.SessionConfig(start_timeout_secs=start_secs) if start_secs else None
 
@@ -168,7 +168,7 @@ class Worker:
             say(f"STOPPED within {time.monotonic() - began:.1f} s")
 
     def train(self, session: Any, should_stop: Callable[[], bool] | None) -> None:
-        """A loop of this worker's own length."""
+        """Trains for the steps of this worker."""
         self.ledger.enter("log", text=OPENED)
         say(f"READY {int(session.run(self.global_step))}")
         last = option("LAST_STEP", 0)

@@ -26,7 +26,7 @@ Ratios = dict[str, dict[str, float]]
 
 
 def ratios(figures: dict[str, step_rate.Figures]) -> Ratios:
-    """By system: rate as a part of plain JAX's, and processor time as a multiple of plain JAX's."""
+    """Returns by system the rate and the processor time, as multiples of plain JAX's."""
     plain = figures["plain"]
     return {
         name: {
@@ -38,7 +38,7 @@ def ratios(figures: dict[str, step_rate.Figures]) -> Ratios:
 
 
 def slower(now: Ratios, kept: Ratios) -> list[str]:
-    """The systems for which both ratios are worse than the kept ones by more than a fifth."""
+    """Returns the systems whose ratios are both worse than the kept ratios by more than a fifth."""
     return [
         name
         for name in SYSTEMS

@@ -110,7 +110,7 @@ def start(workers: int, mode: str, logdir: str, cache: str) -> Start:
 
 
 def _until_all_train(command: list[str], environment: dict[str, str], workers: int) -> None:
-    """Runs the launcher until every worker has told of its first step, and stops it then."""
+    """Runs the launcher until every worker has reported its first step. Stops it then."""
     launcher = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -143,7 +143,7 @@ def budget(task: Mapping[str, Any], began: float, total_ms: float) -> dict[str, 
 
 
 def launches(workers: int, runs: int) -> list[Start]:
-    """The median launch of each kind."""
+    """Returns the median launch of each kind."""
     found: dict[str, list[Start]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as top:
         for run in range(runs):
@@ -157,7 +157,7 @@ def launches(workers: int, runs: int) -> list[Start]:
 
 
 def table(starts: list[Start]) -> str:
-    """The budgets side by side, in Markdown."""
+    """Returns the budgets side by side, in Markdown."""
     lines = [
         f"| ms | {' | '.join(f'1 ps, {s.workers} workers, {s.mode}' for s in starts)} |",
         "|---|" + "---:|" * len(starts),

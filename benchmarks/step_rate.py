@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 
 @dataclass(frozen=True)
 class System:
-    """How the processes of a system are started."""
+    """The commands of a system's processes."""
 
     program: tuple[str, ...]
     distributed: bool = True
@@ -122,7 +122,7 @@ class Running:
                 raise RuntimeError(f"{self.name}: a worker ended before it was ready (BENCH_STDERR=1 shows why)")
 
     def turn(self, seconds: float) -> None:
-        """Lets all workers train for some seconds and notes their steps/s together."""
+        """Trains on all workers for some seconds. Records their steps/s together."""
         before = self._cpu_secs()
         for worker in self._workers:
             assert worker.stdin is not None

@@ -9,8 +9,8 @@ number of the task with the ps first, both from 0.
 
 The launcher prefixes the tasks' lines, and starts a task that dies again. It stops the ps tasks when the workers are
 done, passes Ctrl-C and SIGTERM on, and leaves no process behind. The exit code is that of the first task that failed
-for good. Else it is 128+signal if a signal ended the launcher (with --per_task the task's own code). Else it is that
-of `exit_codes.CONFIGURATION` for bad arguments, and 0.
+for good. Else it is 128+signal if a signal ended the launcher (with --per_task the task's own code). Bad arguments have
+the code of `exit_codes.CONFIGURATION`. Else the code is 0.
 
 With --ps_hosts the launcher adds --workers workers to a running cluster, from --first_worker on. The program must let
 workers come and go (--elastic of the example). With --per_task the added workers are the tasks of a Slurm step.
