@@ -16,7 +16,8 @@ from harness.monitoring.program import (
     watched_at,
 )
 
-flags.adopt_module_key_flags(program)  # --help of a program that adopts this room's lists them
+# The --help of a program that adopts this room lists these flags.
+flags.adopt_module_key_flags(program)
 
 __all__ = [
     "JsonFormatter",

@@ -181,7 +181,8 @@ class SeriesThread(LooperThread):
         try:
             if self._series is None:
                 self._series = StandardSeries(rt.probe(self._session.target, REQUEST_SECS).cluster, self._writer)
-                return  # rates need two looks
+                # Rates need two samples.
+                return
             with while_open(self._session):
                 self._series.write(int(self._session.run(self._global_step)))
         except (rt.UnavailableError, rt.AbortedError, rt.DeadlineExceededError) as error:

@@ -107,7 +107,8 @@ def configure_logging(task: str, as_json: bool = False) -> None:
         task: name of the task, such as "worker/0".
         as_json: True for one JSON object a line.
     """
-    shown = "" if ATTEMPT_VARIABLE in os.environ else task  # the launcher writes it before every line
+    # The launcher writes the task before every line.
+    shown = "" if ATTEMPT_VARIABLE in os.environ else task
     logging.get_absl_handler().setFormatter(JsonFormatter(task) if as_json else TaskFormatter(shown))
 
 
@@ -245,7 +246,8 @@ class StepProfiler:
         finally:
             try:
                 jax.profiler.stop_trace()
-            except Exception as error:  # a full disk, say: no training depends on the profile
+            except Exception as error:
+                # The disk may be full, and no training depends on the profile.
                 logging.error("the profile is not written below %s: %s", self._directory, error)
             else:
                 logging.info("the profile is below %s/plugins/profile", self._directory)

@@ -110,14 +110,16 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         if self._tls is not None:
             try:
                 request = self._tls().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # it has hung up
+            except OSError:
+                # The client has hung up.
                 self._free.release()
                 raise
         with self._lock:
             self._begun[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread to be had
+        except BaseException:
+            # The process may have too many threads.
             self._over(request)
             raise
 
@@ -146,8 +148,10 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         with self._lock:
             for request, begun in self._begun.items():
                 if begun < late:
-                    with contextlib.suppress(OSError):  # it has just ended
-                        socket.socket.shutdown(request, socket.SHUT_RDWR)  # not that of TLS, which forgets its state
+                    # The request may have ended a moment ago.
+                    with contextlib.suppress(OSError):
+                        # SSLSocket.shutdown would forget the TLS state, which the serving thread still uses.
+                        socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs clients that hang up, or are cut off, at level DEBUG only."""

@@ -134,7 +134,8 @@ def _record(state: TaskStatus, timeout_secs: float, security: rt.Security | None
     records.answer_secs = timeout_secs
     try:
         return records.inspect().get(state.task)
-    except rt.OpError:  # it has gone meanwhile, or is not ours to ask
+    except rt.OpError:
+        # The task has gone meanwhile, or refuses this client.
         return None
 
 
@@ -186,7 +187,8 @@ def as_rows(states: list[TaskStatus], spans: Mapping[str, Figures], now: float) 
             continue
         up = f"up {_duration(now - report.started_unix_secs)}"
         if report.values.get("backup_usable") == 0:
-            up += ", no backup"  # a ps that has lost its backup trains on; absent where none is wanted
+            # A ps that has lost its backup trains on. The figure is absent without backups.
+            up += ", no backup"
         if report.values.get("insecure"):
             up += ", insecure"
         if report.values.get("certificate_near_end"):
@@ -315,7 +317,8 @@ def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus], Mapping
     if options.json:
         return lambda states, spans: print(json.dumps(as_json(states, spans)), flush=True)
     on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    drawn = 0  # lines of the table that stands above the cursor
+    # Lines of the table above the cursor.
+    drawn = 0
 
     def show(states: list[TaskStatus], spans: Mapping[str, Figures]) -> None:
         nonlocal drawn

@@ -73,7 +73,8 @@ class RecordFile:
     def close(self) -> None:
         """Closes the file, and drops records that were not flushed."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # everything that counts has been synced
+            # All records that count are synced.
+            with contextlib.suppress(OSError):
                 os.close(self._file)
             self._file = None
 
@@ -101,8 +102,9 @@ class EventFile:
         self._flush_secs = flush_secs
         self._local = "://" not in self.path
         self._records = RecordFile(self.path) if self._local else RecordWriter(self.path)
-        self._waiting = 0  # events that were not flushed yet, and
-        self._waiting_bytes = 0  # their size
+        # Events that were not flushed yet, and their bytes.
+        self._waiting = 0
+        self._waiting_bytes = 0
         self._logged_lost = 0
         self._failure = ""
         self._queue: queue.Queue[event_pb2.Event | threading.Event | None] = queue.Queue(max(1, max_queue))
@@ -117,7 +119,8 @@ class EventFile:
                 self._queue.put(event, timeout=_POLL_SECS)
                 return
             except queue.Full:
-                if not self._thread.is_alive():  # closed by another thread at this moment
+                if not self._thread.is_alive():
+                    # Another thread has closed the file meanwhile.
                     return
 
     def flush(self) -> bool:
@@ -138,7 +141,8 @@ class EventFile:
             self._logged_lost = self.lost
             logging.error("%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure)
             if not self._local:
-                return  # its close() would try to write everything once more
+                # The `close` of the records would try to write them once more.
+                return
         self._records.close()
 
     def _write(self, event: event_pb2.Event) -> None:
@@ -173,7 +177,8 @@ class EventFile:
             logging.warning("events are written again to %s; %s lost", self.path, _events(missing))
 
     def _run(self) -> None:
-        due = 0.0  # the first event is flushed at once
+        # The first event is flushed at once, so that TensorBoard shows the run.
+        due = 0.0
         while True:
             try:
                 wait = max(0.0, due - time.monotonic()) if self._waiting else None
@@ -215,4 +220,5 @@ def _new_path(logdir: str, suffix: str) -> str:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            return path  # made when there is room
+            # The first flush with room on the disk makes the file.
+            return path

@@ -6,7 +6,8 @@ from tensorboardX.proto import attr_value_pb2, graph_pb2, node_def_pb2, tensor_s
 
 import runtime as rt
 
-_PRODUCER = 22  # the version of GraphDef that these messages follow
+# The version of GraphDef of these messages.
+_PRODUCER = 22
 
 
 def graph_def(graph: rt.Graph) -> graph_pb2.GraphDef:

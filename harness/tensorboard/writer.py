@@ -132,7 +132,8 @@ class FileWriter:
         """
         if isinstance(summary, bytes):
             message = summary_pb2.Summary.FromString(summary)
-        elif isinstance(summary, Message):  # perhaps the same message as another package made it
+        elif isinstance(summary, Message):
+            # Another package may have made the class of the same message.
             message = summary_pb2.Summary.FromString(summary.SerializeToString())
         else:
             raise TypeError(f"add_summary takes bytes or a Summary, not {type(summary).__name__}")
@@ -146,14 +147,16 @@ class FileWriter:
             if numbers:
                 try:
                     self.on_scalars(numbers, None if global_step is None else int(global_step))
-                except Exception as error:  # of a library, or a server that is away: no training depends on it
+                except Exception as error:
+                    # A library or a server of the user may fail, and no training depends on either.
                     logging.log_every_n_seconds(logging.WARNING, "on_scalars: %s: %s", 60, type(error).__name__, error)
 
     def _describe_once(self, message: summary_pb2.Summary) -> None:
         """Removes repeated metadata: readers keep the metadata of the first value of a tag."""
         with self._lock:
             lost = 0 if self._file is None else self._file.lost
-            if lost != self._described_at_loss:  # perhaps the very values that said it
+            if lost != self._described_at_loss:
+                # The lost events may be the values with the metadata.
                 self._described.clear()
                 self._described_at_loss = lost
             for value in message.value:
@@ -320,7 +323,8 @@ def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
     """
     bad = 0
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe waits for ever
+        # O_NONBLOCK: the opening of a pipe would wait for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise OSError(errno.EINVAL, "is not a regular file")
@@ -329,7 +333,8 @@ def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
                 (length,) = _LENGTH.unpack_from(header)
                 if masked_crc32c(header[: _LENGTH.size]) != _CHECKSUM.unpack_from(header, _LENGTH.size)[0]:
                     at = file.tell() - _HEADER_BYTES
-                    if any(header) or any(file.read(_BLOCK_BYTES)):  # else a power cut has left zeros
+                    # A power cut leaves zeros, which are no damage.
+                    if any(header) or any(file.read(_BLOCK_BYTES)):
                         logging.warning("event file %s is damaged at byte %d: the rest of it is skipped", path, at)
                     break
                 if length + _FOOTER_BYTES > size - file.tell():
@@ -346,7 +351,8 @@ def _records(path: str) -> Iterator[tuple[event_pb2.Event, bytes, int]]:
                     bad += 1
                 else:
                     yield event, data, checksum
-    except (OSError, struct.error) as error:  # the latter: somebody has made the file shorter meanwhile
+    except (OSError, struct.error) as error:
+        # A file that another process has made shorter meanwhile is a struct.error.
         logging.warning("event file %s cannot be read: %s; the rest of it is skipped", path, error)
     if bad:
         logging.warning(

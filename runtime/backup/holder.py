@@ -200,7 +200,8 @@ class BackupHolder:
         task, index = header["of"], header["index"]
         with self._lock:
             if index == 0:
-                self._introduce(task, header["process_id"])  # earlier processes of the task have lost their place
+                # From now on earlier processes of the task are refused.
+                self._introduce(task, header["process_id"])
             image = self._images.get(task)
         if image is None or image.unusable_because:
             return {"found": False, "why": image.unusable_because if image is not None else "it has none"}, []

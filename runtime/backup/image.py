@@ -71,7 +71,8 @@ def _unusable_because(run: Mapping[str, Any], resources: Sequence[str]) -> str:
     if run["phase"] == FINISHED:
         return "training is over"
     if resources:
-        names = sorted(key.partition(":")[2] for key in resources)  # without what kind of thing each is
+        # A key begins with the kind of the resource, which users do not name.
+        names = sorted(key.partition(":")[2] for key in resources)
         return f"it holds {', '.join(names[:3])}, whose state is that of calls that wait"
     return ""
 
@@ -154,7 +155,8 @@ def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
     array, device = entry.arrays[0], entry.meta["device"]
     if device is None:
         return array
-    with jax.enable_x64(True):  # else 64-bit arrays are narrowed
+    # Without 64-bit mode JAX narrows 64-bit arrays.
+    with jax.enable_x64(True):
         return jax.device_put(array, devices[device[0], device[1]], may_alias=False).block_until_ready()
 
 
@@ -190,7 +192,8 @@ def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:
             handle=handle,
             foreign=True,
         )
-        assert made is not None  # its program has come along
+        # The program is a part of the call, so that the worker need not ask for the program.
+        assert made is not None
         return made
 
     return revive

@@ -179,13 +179,15 @@ class Primary:
         self._version = 0
         self._taken = -1
         self._replicated = -1
-        self._urgent = 0  # how many wait for everything to be in the backup
+        # The number of callers that wait for all updates so far.
+        self._urgent = 0
         self._lost = ""
         self._unusable_because = ""
         self._closed = False
         self._replaced = False
         self._answered: dict[LaneKey, Answered] = {}
-        self._tokens: dict[str, Any] | None = None  # of the image that the holder has; None: send all
+        # The tokens of the image at the holder. None sends a whole image.
+        self._tokens: dict[str, Any] | None = None
         self._next_at = 0.0
         self._checked_at = 0.0
         self._most_lag = 0
@@ -354,7 +356,8 @@ class Primary:
                 continue
             except OpError as error:
                 self._note_lost(str(error))
-            except Exception as error:  # a computation that failed, say: its own caller is told
+            except Exception as error:
+                # A computation may have failed, for example. The caller of the computation gets the error.
                 logging.exception("%s: its backup could not be brought up to date", self.task)
                 self._note_lost(str(error))
             self._tokens = None
@@ -437,7 +440,8 @@ class Primary:
             finally:
                 self._paused = False
                 self._resumed.notify_all()
-            if not self._closed:  # let through what waits: it may be what the others wait for
+            if not self._closed:
+                # A call under way may wait for a call that waits here, so the waiting calls run first.
                 self._work.wait(_LEAST_SECS)
             return None
 

@@ -67,7 +67,8 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
     try:
         found = image.read(lambda header: send(header, ()), worker.task, process_id)
     except (UnauthenticatedError, PermissionDeniedError):
-        raise  # started empty, it would be no better off
+        # A process that started empty would be refused, too.
+        raise
     except OpError as error:
         found = str(error)
     if isinstance(found, str):

@@ -165,7 +165,8 @@ class TFConfigClusterResolver(ClusterResolver):
             raise InvalidArgumentError(f'"sparseCluster" must be an object, got {jobs!r}')
         ps = jobs.get("ps")
         if _tf_config_task().get("type") == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
-            jobs = {"ps": {self.task_id or 0: ps[0]}}  # it is alone in the list, whatever its index
+            # The ps is alone in the list, whatever its index.
+            jobs = {"ps": {self.task_id or 0: ps[0]}}
         return ClusterSpec({job: tasks for job, tasks in jobs.items() if tasks})
 
     def checked(self) -> tuple[ClusterSpec, TaskId]:

@@ -1,6 +1,6 @@
-"""The gradients that wait for one synchronous step, and their mean.
+"""The gradients that wait for a synchronous step, and their mean.
 
-A quorum owns the gradients of its step and guards them by its lock.
+A quorum owns the collection and guards the collection by its lock.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Contribution:
     fenced: bool = False
 
     def keep(self) -> None:
-        """Copies the arrays, so that they outlive the call."""
+        """Copies the arrays, as the caller's memory is used again after the call."""
         if not self.kept:
             self.arrays = [np.array(a) for a in self.arrays]
             self.kept = True
@@ -91,8 +91,8 @@ class StepGradients:
     def add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         """Adds a contribution.
 
-        A worker that has given all it may was started again, or its connection was cut. Its new gradients take the
-        place of the old ones, except those that a chief was promised.
+        A worker that has given its share of the step was started again, or its connection was cut. New gradients
+        replace old gradients, except those that a chief was promised.
         """
         contribution = Contribution(worker, arrays)
         if self.owes(worker):

@@ -183,7 +183,8 @@ class QueueResource(Resource):
             if self._closed:
                 raise CancelledError(f"queue {self._name!r} is closed: nothing can be added")
             try:
-                self._givers.append(turn)  # within: a signal's handler may raise as soon as it is in
+                # The turn is taken within the block, as the handler of a signal may raise right after it.
+                self._givers.append(turn)
                 for element in elements:
                     cancelled.wait_for(
                         self._changed,

@@ -123,7 +123,8 @@ class QuorumResource(Resource):
         lives: tells whether a session gives signs of life; asked where workers come and go.
     """
 
-    _expected: Mapping[str, int] | None = None  # by task, applications of one decision; None: this one alone
+    # By task, the applications of one decision. None if this task decides alone.
+    _expected: Mapping[str, int] | None = None
 
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         self._name = name
@@ -220,7 +221,8 @@ class QuorumResource(Resource):
                     if self._can_decide():
                         self._decide(self._gradients.entries[: self._needed()])
                     elif self._gradients.owes(worker):
-                        contribution.keep()  # its worker owes this step more, and computes on
+                        # The worker owes this step more, and computes meanwhile in the same memory.
+                        contribution.keep()
                         return step, True
                     else:
                         self._wait(contribution, cancelled)
@@ -258,7 +260,7 @@ class QuorumResource(Resource):
         return min(self._log_at, self._look_at)
 
     def _look(self, now: float) -> None:
-        """Logs the missing workers, and drops those that have died."""
+        """Logs the missing workers, and drops dead workers from the roster."""
         if now >= self._log_at:
             self._log_at = now + timeouts.LOG_EVERY_SECS
             logging.warning("%s", self._waiting_for(now))
@@ -302,7 +304,8 @@ class QuorumResource(Resource):
         assert self._target is not None and self._step is not None
         try:
             self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), self._expected)
-        except AbortedError:  # the gradients are not for these variables any more: every push that waits must know
+        except AbortedError:
+            # The gradients are not for these variables any more, and every waiting push must know.
             self._drop(fenced=True)
             raise
         self._last = Selection(self._step, tuple(c.worker for c in chosen))
@@ -341,7 +344,7 @@ class QuorumResource(Resource):
                 self._wake()
 
     def set_finished(self, finished: bool) -> None:
-        """Notes that training has finished, so that missing workers will not come; or that it has begun again."""
+        """Notes that training has finished, so that missing workers will not come, or has begun again."""
         with self._changed:
             if self._ended is not CancelledError:
                 self._ended = OutOfRangeError if finished else None

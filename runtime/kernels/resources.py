@@ -31,7 +31,8 @@ def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T]) 
         resource.described = described
         return resource
 
-    key = f"{kind.__name__}:{described['name']}"  # a queue and an accumulator of one name are two things
+    # A queue and an accumulator may have the same name.
+    key = f"{kind.__name__}:{described['name']}"
     found = context.store.resource(described["container"], key, make_described)
     if not isinstance(found, kind) or found.described != described:
         differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))

@@ -1,6 +1,6 @@
-"""The workers that a synchronous step waits for: a fixed number, or those who are there.
+"""The workers that a synchronous step waits for: a fixed number, or workers that come and go.
 
-A quorum owns a roster and guards it by its own lock.
+A quorum owns the roster and guards the roster by its lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Roster:
         self._total = total
         self._there: set[int] | None = None  # None: all of them
         self._heard: set[int] = set()
-        self._clients: dict[int, int] = {}  # by worker: the session of its last gradients
+        # By worker, the session of the last gradients.
+        self._clients: dict[int, int] = {}
         self._retired: set[int] = set()
 
     def meet(self, worker: int, client: int) -> None:
@@ -60,11 +61,11 @@ class Roster:
         return tuple(sorted(heard))
 
     def missing(self, given: Collection[int]) -> list[int]:
-        """Returns the workers that are waited for, beside those that have given gradients."""
+        """Returns the workers without gradients for this step that the step waits for."""
         return [worker for worker in range(self._total) if worker not in given]
 
     def keep_only(self, workers: Collection[int]) -> None:
-        """Waits for no other workers from now on, unless they give gradients again."""
+        """Waits for these workers only, and for each further worker after its next gradient."""
         self._there = set(workers) if self._there is None else self._there & set(workers)
         self.changes += 1
 

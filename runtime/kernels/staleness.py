@@ -53,7 +53,8 @@ class StalenessBound(Resource):
         """
         with self._changed:
             entry = self._workers.get(worker)
-            if entry is None or entry.client != client:  # new, or started again
+            if entry is None or entry.client != client:
+                # The worker is new, or was started again: both begin at the count of the slowest.
                 others = [c.steps for w, c in self._workers.items() if w != worker]
                 entry = self._workers[worker] = _Worker(min(others, default=0), client)
             entry.steps += 1

@@ -81,7 +81,8 @@ def _buckets_by_bits() -> tuple[Array, Array]:
     """
     limits = _bucket_limits()
     keys = np.arange(1 << 16, dtype=np.uint64)
-    last = np.where(keys >= 1 << 15, np.uint64((1 << 48) - 1), np.uint64(0))  # the lowest negative number of its bits
+    # The lowest negative number of these bits has all lower bits set.
+    last = np.where(keys >= 1 << 15, np.uint64((1 << 48) - 1), np.uint64(0))
     lowest = np.nan_to_num(((keys << _BITS_BELOW) | last).view(np.float64))
     base = np.searchsorted(limits, lowest, side="right")
     return base, np.append(limits, np.inf)[base]
@@ -163,7 +164,8 @@ def encode_png(pixels: Array) -> bytes:
     """Returns a PNG file of uint8 ``[height, width, channels]`` with 1 (grey), 3 (RGB) or 4 (RGBA) channels."""
     height, width, channels = pixels.shape
     colour_type = {1: 0, 3: 2, 4: 6}[channels]
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # a 0 before each row: no filter
+    # The 0 before each row means that the row has no filter.
+    rows = np.zeros((height, 1 + width * channels), np.uint8)
     rows[:, 1:] = pixels.reshape(height, width * channels)
     header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
 

@@ -69,13 +69,15 @@ class _HeldBack:
                 if callable(handler):
                     self._handlers[number] = handler
                     _signal.signal(number, self._note)
-        except BaseException:  # raised by the handler of one that was not held back yet
+        except BaseException:
+            # The handler of a signal that was not held back yet has raised.
             self._give_back()
             raise
         _held_back = self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._over:  # two other signals have kept `_give_back` from giving this one back
+        if self._over:
+            # Two other signals have kept `_give_back` from setting the handler of this signal.
             _signal.signal(number, self._handlers[number])
             self._handlers[number](number, frame)
         else:
@@ -95,7 +97,8 @@ class _HeldBack:
         self._over = True
         try:
             self.restore_handlers()
-        except BaseException:  # raised by the first, which was just given back
+        except BaseException:
+            # The handler of the first signal, which was set a moment ago, has raised.
             self.restore_handlers()
             raise
         finally:

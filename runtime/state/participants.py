@@ -1,4 +1,4 @@
-"""The tasks that take part in a run, with their ends and their silence."""
+"""The tasks of a run, and the end and the silence of each."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Participants:
         self.reset()
 
     def reset(self) -> None:
-        """Begins another run, which the tasks that were done need not join."""
+        """Begins another run, without the tasks that were done."""
         self.joined = {name: part for name, part in self.joined.items() if name not in self.done}
         self.done = {}
         self.states: dict[str, dict[str, bytes]] = {}
@@ -123,7 +123,7 @@ class Participants:
         return self.leave and (bool(self._environment.expected) or self.elastic)
 
     def awaited(self, finished: bool) -> list[Awaited]:
-        """Returns the tasks that are not done and for which this task stays."""
+        """Returns the tasks for which this task stays at the end."""
         silences = self.silences(time.monotonic())
         parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
         limit = self.silence_secs if finished else None
@@ -134,7 +134,7 @@ class Participants:
         # A task that has joined need not be in the cluster that this task knows: workers may be added.
         expected = () if self.elastic else sorted(self._environment.expected)
         everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
-        return [task for task in everybody if task not in self.done]  # one that joined need not be in this cluster
+        return [task for task in everybody if task not in self.done]
 
     def silences(self, now: float) -> dict[str, float]:
         """Returns the seconds since the last sign of life of each task that is not done and has given one."""

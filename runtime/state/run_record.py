@@ -172,7 +172,8 @@ class RunRecord:
                 task under another epoch.
         """
         obeyed = self.leadership
-        if not obeyed:  # a chief that takes the lead again finds out what is lost
+        if not obeyed:
+            # A chief that takes the lead again learns what is lost.
             raise outdated("restarted since a chief took the lead here, its state is gone", task=task)
         if leadership.owner != obeyed.owner:
             raise deposed(
@@ -308,7 +309,8 @@ class RunRecord:
                 "next chief's is one more than the largest of its tasks",
                 task=task,
             )
-        if wanted.epoch > self.leadership.epoch:  # else the reply tells who leads
+        # Without the lead the reply names the chief that leads.
+        if wanted.epoch > self.leadership.epoch:
             self._leader_name, self._leader_address = order.sender, order.address
             self.leadership = wanted
 
@@ -323,7 +325,8 @@ class RunRecord:
     def _open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         self._logdir = order.open.logdir or self._logdir
-        if self._phase == FINISHED:  # a run of its own begins, to which those who were done may not come
+        if self._phase == FINISHED:
+            # Another run begins, which the tasks that were done need not join.
             self._tasks.reset()
             self._stop = ""
             self.finished_at = self.saved = None
@@ -368,14 +371,16 @@ class RunRecord:
         self._tasks.leave |= order.done.leave
 
     def _stop_training(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        if self._phase != FINISHED:  # what comes so late is about a run that has ended by itself
+        # A later order is about a run that has ended by itself.
+        if self._phase != FINISHED:
             self._stop = self._stop or order.stop.reason or "somebody has ordered it"
 
     def _wait_stop(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         sender = Leadership.from_proto(order.leadership).owner
 
         def told() -> bool:
-            leads = bool(self.leadership) and sender == self.leadership.owner  # it may claim the task anew meanwhile
+            # The chief may claim the task again during its wait, so its epoch does not count.
+            leads = bool(self.leadership) and sender == self.leadership.owner
             return bool(self._stop) or (leads and self.goes_at is not None)
 
         self._wait(told, order.wait_stop.secs, task, cancelled)

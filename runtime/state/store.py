@@ -141,7 +141,8 @@ class Claim:
             for lock in self._locks:
                 lock.acquire()
                 taken += 1
-        except BaseException:  # Ctrl-C in the main thread
+        except BaseException:
+            # Ctrl-C in the main thread may come between two locks.
             self._release(self._locks[:taken])
             raise
 
@@ -150,7 +151,8 @@ class Claim:
 
     @staticmethod
     def _release(locks: list[threading.Lock]) -> None:
-        for lock in reversed(locks):  # the first one last: who waits there finds the others free
+        # The first lock is released last: a stage that waits there then finds the others free.
+        for lock in reversed(locks):
             lock.release()
 
 
@@ -228,7 +230,8 @@ class Store:
             taken = self._referenced([self._initialized(k) for k in keys] if keys is not None else chosen)
         try:
             return {slot.key: np.asarray(value) for slot, value in taken}
-        except Exception as error:  # an update that still ran has failed
+        except Exception as error:
+            # An update that was still running has failed.
             self.drop_lost((slot for slot, _ in taken), f"it was lost: {one_line(error)}")
             for slot, _ in taken:
                 if slot.lost:
@@ -371,5 +374,6 @@ def _is_gone(value: object) -> bool:
         return False
     try:
         return value.is_deleted() or value.block_until_ready() is None
-    except Exception:  # whatever the program has raised
+    except Exception:
+        # The array raises the error of the program, which may be of any type.
         return True

@@ -57,8 +57,10 @@ class Gate:
     def __init__(self, task: str = "") -> None:
         self._task = task
         self._changed = threading.Condition()
-        self._snapshot = 0  # for which it is paused; 0 while it is open
-        self._open_at = 0.0  # paused until then, so that a coordinator that dies holds nobody up
+        # The number of the snapshot that pauses the gate; 0 while the gate is open.
+        self._snapshot = 0
+        # The end of the pause, so that a coordinator that dies does not stop training.
+        self._open_at = 0.0
         self._allowed: Collection[StepKey] = ()
         self._running = 0
         self._entered = 0
@@ -130,7 +132,8 @@ class Gate:
         """
         with self._changed:
             self._snapshot, self._open_at, self._allowed = snapshot, time.monotonic() + secs, ()
-            self._changed.notify_all()  # the snapshot before learns that its pause has ended
+            # The snapshot before learns that its pause has ended.
+            self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._snapshot != snapshot or not self._running, timeout):
                 self._open()
                 raise SnapshotError(
