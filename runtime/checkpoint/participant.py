@@ -65,8 +65,8 @@ _NOTHING = np.empty((0,), np.uint8)
 UNFENCED = frozenset(("states", "changed"))
 """Orders that are obeyed under any leadership, because they only ask."""
 
-BEGINS_JOB = frozenset(("take", "read", "receive"))
-"""Orders that begin a job. The session that sends the order owns the job."""
+NEEDS_SESSION = frozenset(("pause", "take", "read", "receive"))
+"""Orders that begin a job or its snapshot. The session that sends the order owns the job."""
 
 Order = pb.CheckpointOrder
 Reply = pb.CheckpointReply
@@ -225,6 +225,12 @@ class CheckpointParticipant:
             if not cancelled.wait_for(self._jobs_changed, lambda: self._jobs.keys().isdisjoint(earlier), what, until):
                 raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
 
+    def _check_connected(self, session: int) -> None:
+        if not self._connected(session):
+            raise UnavailableError(
+                f"session {session:x} has no connection here, by which its end would be noticed", task=self._task
+            )
+
     # -- the life of a job -------------------------------------------------------------------------------------
 
     def _begin(self, number: int, job: Job) -> Job:
@@ -233,11 +239,7 @@ class CheckpointParticipant:
             self._check(job.sender.leadership)
             if number in self._why_ended or number in self._jobs:
                 return self._job(number)
-            if not self._connected(job.sender.session):
-                raise UnavailableError(
-                    f"session {job.sender.session:x} has no connection here, by which its end would be noticed",
-                    task=self._task,
-                )
+            self._check_connected(job.sender.session)
             if len(self._jobs) >= self._limits.checkpoint_jobs:
                 raise self._limits.exceeded("checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way")
             self._jobs[number] = job
@@ -330,6 +332,8 @@ class CheckpointParticipant:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s")
         if order.seconds > self._limits.pause_secs:
             raise self._limits.exceeded("pause_secs", f"a pause of {order.seconds:g} s")
+        # The snapshot would be refused without a connection, and a repeated order would find its pause used up.
+        self._check_connected(sender.session)
         self._gate.pause(order.job, order.seconds, QUIET_SECS)
         try:
             self._check(sender.leadership)

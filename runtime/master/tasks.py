@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from runtime import timeouts
-from runtime.checkpoint.participant import BEGINS_JOB
+from runtime.checkpoint.participant import NEEDS_SESSION
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
 from runtime.errors import (
@@ -270,10 +270,15 @@ class RemoteTask:
 
     def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
         """Has the task carry out an order of a coordinator of checkpoints."""
-        if order.WhichOneof("order") in BEGINS_JOB:
-            self._connect(timeout)
         order.incarnation = self.incarnation
-        return self._patiently(lambda: rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name))
+
+        def send_once() -> services_pb2.CheckpointReply:
+            # Each try connects: a restarted task knows no connection of the session yet.
+            if order.WhichOneof("order") in NEEDS_SESSION:
+                self._connect(timeout)
+            return rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name)
+
+        return self._patiently(send_once)
 
     def send_run_order(self, order: run_record_pb2.RunOrder, deadline: float) -> run_record_pb2.RunReply:
         """Has the task carry out an order to its run record, twice if it goes on from its backup meanwhile.

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 import runtime as rt
-from runtime.checkpoint.participant import BEGINS_JOB
+from runtime.checkpoint.participant import NEEDS_SESSION
 from runtime.master.tasks import RemoteTask
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
@@ -92,7 +92,7 @@ class Stranger:
     def order(self, *, epoch: int | None = None, **order: Any) -> pb.CheckpointReply:
         """What the task answers to an order, of which the name is the keyword."""
         leadership = Leadership(self.epoch if epoch is None else epoch, OWNER)
-        if not BEGINS_JOB.isdisjoint(order):
+        if not NEEDS_SESSION.isdisjoint(order):
             self.connect()
         message = ORDER(leadership=leadership.to_proto(), session=self.session, **order)
         reply: pb.CheckpointReply = self.worker.Checkpoint(message, timeout=60)

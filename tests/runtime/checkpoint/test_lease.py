@@ -60,9 +60,21 @@ def test_a_session_that_no_connection_stands_for_owns_no_job() -> None:
     """A task begins no save or restore whose end it would not notice."""
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
         they.order(pause=ORDER.Pause(job=7, seconds=5.0))
-        they.connect = lambda: None  # type: ignore[method-assign]
+        they.session += 2
         with refused(grpc.StatusCode.UNAVAILABLE, "no connection"):
             they.order(take=ORDER.Take(job=7))
+
+
+def test_snapshot_waits_for_its_sessions_connection() -> None:
+    """A session that connects late, as to a restarted task, takes its snapshot under its later pause."""
+    with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
+        connect = they.connect
+        they.connect = lambda: None  # type: ignore[method-assign]
+        with refused(grpc.StatusCode.UNAVAILABLE, "no connection"):
+            they.order(pause=ORDER.Pause(job=7, seconds=5.0))
+        they.connect = connect  # type: ignore[method-assign]
+        they.order(pause=ORDER.Pause(job=7, seconds=5.0))
+        they.order(take=ORDER.Take(job=7))
 
 
 def test_an_order_that_comes_after_its_job_was_dropped_is_refused() -> None:
