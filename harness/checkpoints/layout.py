@@ -1,7 +1,7 @@
-"""Where checkpoints lie: ``logdir/model.ckpt/123`` is step 123 of the checkpoints saved as ``logdir/model.ckpt``.
+"""The layout of checkpoints on disk: ``logdir/model.ckpt/123`` is step 123 of the series ``logdir/model.ckpt``.
 
-``logdir/model.ckpt`` is a plain Orbax CheckpointManager directory. TF1's spelling ``logdir/model.ckpt-123`` is
-understood wherever a checkpoint is named. Nothing holds an absolute path, so a directory may be moved.
+A series is a plain Orbax CheckpointManager directory. TF1's spelling ``logdir/model.ckpt-123`` is accepted as well. No
+file holds an absolute path, so a directory may be moved.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TEMPORARY = ".orbax-checkpoint-tmp"
 DEFAULT_ITEM = "default"
 MERGED_STORE = "manifest.ocdbt"
 STORE_OF_TASK = "ocdbt.process_"
-"""How the stores begin, one for each task that wrote, of which the store of a checkpoint is made."""
+"""Prefix of the stores of the tasks, of which the store of a checkpoint is made."""
 REPLACED = "replaced"
-"""Sub-directory of a series in which a step waits while the same step is saved again."""
+"""Sub-directory of a series that keeps a step while the same step is saved again."""
 POLL_SECS = 1.0
-"""How often a directory is looked at for a new checkpoint."""
+"""Seconds between two looks for a new checkpoint."""
 LOG_EVERY_SECS = 10.0
 RUN_FILE = "chief.lock"
 """The record of the run in its log directory. The chief writes the record and holds the lock of the file."""
@@ -46,7 +46,7 @@ class Step:
 
     Attributes:
         number: the step.
-        path: its own directory; below ``replaced`` when a chief died while it saved the same step again.
+        path: directory of the checkpoint; below ``replaced`` if a chief died while saving the same step again.
     """
 
     number: int
@@ -55,11 +55,11 @@ class Step:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What checkpoints a directory holds (TF1's CheckpointState).
+    """The checkpoints of a directory, as TF1's CheckpointState.
 
     Attributes:
-        model_checkpoint_path: the newest.
-        all_model_checkpoint_paths: all, oldest first.
+        model_checkpoint_path: path of the newest checkpoint.
+        all_model_checkpoint_paths: paths of all checkpoints, oldest first.
     """
 
     model_checkpoint_path: str
@@ -67,7 +67,7 @@ class CheckpointState:
 
 
 def steps_in(directory: str) -> list[Step]:
-    """The finished checkpoints of one CheckpointManager directory, whole or damaged, by number.
+    """Returns the finished checkpoints of a series, whole or damaged, sorted by step.
 
     Raises:
         UnavailableError, PermissionDeniedError: as ``children``.
@@ -78,16 +78,17 @@ def steps_in(directory: str) -> list[Step]:
             if child.name.isdigit() and int(child.name) not in found and is_checkpoint(child):
                 found[int(child.name)] = Step(int(child.name), str(child))
         if not storage.is_local(directory):
-            break  # nothing is moved there
+            # An object store has no rename, so no step is moved there.
+            break
     return [found[number] for number in sorted(found)]
 
 
 def children(directory: str) -> list[epath.Path]:
-    """What lies in a directory; nothing only where it is known that there is nothing.
+    """Returns the entries of a directory; empty only if the directory is empty or missing.
 
     Raises:
-        UnavailableError: it cannot be looked into now.
-        PermissionDeniedError: it may not be looked into.
+        UnavailableError: The directory cannot be read now.
+        PermissionDeniedError: The directory may not be read.
     """
     root = epath.Path(directory)
     if not storage.is_local(directory):
@@ -101,7 +102,7 @@ def children(directory: str) -> list[epath.Path]:
 
 
 def exists(path: epath.Path) -> bool:
-    """Whether there is such a file or directory; raises as ``children``."""
+    """Returns True if a file or directory exists; raises the errors of ``children``."""
     if not storage.is_local(str(path)):
         return bool(path.exists())
     try:
@@ -118,17 +119,18 @@ def _barred(error: OSError, path: str) -> Exception:
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Whether a directory is a finished Orbax checkpoint, or what is left of one."""
+    """Returns True for a finished Orbax checkpoint, also for a damaged one."""
     if TEMPORARY in path.name:
         return False
     marks = [ORBAX_STEP_FILE, ORBAX_TREE_FILE]
-    if storage.is_local(str(path)):  # it got its name when it was whole, so it is one whatever it has lost since
+    # A local checkpoint is renamed when whole. So a directory of this name is one, whatever files were lost since.
+    if storage.is_local(str(path)):
         marks += [FILE_NAME, DEFAULT_ITEM] if path.name.isdigit() else [FILE_NAME]
     return any(exists(path / mark) for mark in marks)
 
 
 def managers_below(logdir: str) -> list[str]:
-    """The directories with checkpoints at or right below ``logdir``; raises as ``children``."""
+    """Returns the series at or right below ``logdir``; raises the errors of ``children``."""
     below = sorted(str(c) for c in children(logdir) if c.name != REPLACED)
     return [d for d in [str(epath.Path(logdir)), *below] if _holds_steps(d)]
 
@@ -138,18 +140,22 @@ def _holds_steps(directory: str) -> bool:
         return bool(steps_in(directory))
     except PermissionDeniedError:
         name = os.path.basename(directory)
-        if name == "lost+found" or name.startswith("."):  # the system's: there never are checkpoints
+        # Directories of the system never hold checkpoints.
+        if name == "lost+found" or name.startswith("."):
             return False
         raise
 
 
 def in_order(steps: list[Step]) -> list[tuple[Step, Manifest | None]]:
-    """Steps with their manifests in the order in which they were saved."""
+    """Returns steps with their manifests in the order of their saves."""
     return [(step, manifest) for _, step, manifest in ranked(steps)]
 
 
 def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
-    """Steps with the sequence numbers of their saves, in that order; one without comes after the step before it."""
+    """Returns (sequence number of the save, step, manifest), in the order of the saves.
+
+    A step without a manifest follows the step before it.
+    """
     last, found = 0, []
     for step in steps:
         try:
@@ -162,17 +168,17 @@ def ranked(steps: list[Step]) -> list[tuple[int, Step, Manifest | None]]:
 
 
 def newest_without_nan(steps: list[tuple[int, Step, Manifest | None]]) -> int | None:
-    """The step saved last of those whose variables had no NaN; None where there is none of which that is known.
+    """Returns the last saved step without a NaN, or None if no step is known to have none.
 
     Args:
-        steps: as ``ranked`` gives them.
+        steps: steps from ``ranked``.
     """
     sound = (step.number for _, step, manifest in reversed(steps) if manifest is not None and not manifest.with_nan)
     return next(sound, None)
 
 
 def problems_of(step: Step) -> list[str]:
-    """What is wrong with a checkpoint as far as a look at its directory tells; empty when nothing is."""
+    """Returns the problems of a checkpoint that names and sizes of files show."""
     try:
         manifest = read_manifest(step.path)
     except DataLossError as error:
@@ -184,23 +190,24 @@ def problems_of(step: Step) -> list[str]:
             find_item(step.path)
         except DataLossError as error:
             return [error.message]
-        except ValueError:  # several items: whoever reads it names one
+        except ValueError:
+            # There are several items, of which a reader names one.
             return []
         return []
     return quick_problems(step.path, manifest)
 
 
 def text_of(file: epath.Path) -> str:
-    """The text of a file of a checkpoint, in a local directory not more of it than there may be.
+    """Returns the text of a file of a checkpoint; a local file may not exceed a limit.
 
     Raises:
-        OSError, UnicodeDecodeError: it cannot be read, or is not such a file.
+        OSError, UnicodeDecodeError: The file cannot be read, is too large, or is not text.
     """
     return storage.small_text(str(file)) if storage.is_local(str(file)) else file.read_text()
 
 
 def is_ours(path: str) -> bool:
-    """Whether a Saver wrote a checkpoint, and so it must have a manifest."""
+    """Returns True if a Saver wrote a checkpoint, which then must have a manifest."""
     here = epath.Path(path)
     for file in (here / ORBAX_STEP_FILE, here / DEFAULT_ITEM / ORBAX_TREE_FILE):
         try:
@@ -229,7 +236,7 @@ def read_record(directory: str) -> dict[str, Any]:
 
 
 def recorded_series(logdir: str) -> list[str]:
-    """Returns the names of the series that the runs of a log directory have saved; raises as ``read_record``."""
+    """Returns the names of the series that runs of a log directory saved; raises as ``read_record``."""
     names = read_record(logdir).get("series")
     return [os.path.basename(str(name)) for name in names] if isinstance(names, list) else []
 
@@ -237,8 +244,8 @@ def recorded_series(logdir: str) -> list[str]:
 def series_in(logdir: str) -> list[str]:
     """Returns the series in which the checkpoints of a log directory are looked for.
 
-    What its runs have saved comes first: the series that the record names. Series of others, such as that of a Saver of
-    the user's own, count only where no recorded series has a checkpoint, or no run has written a record.
+    The series that the record of the run names come first. Other series, such as that of a user's own Saver, count only
+    if no recorded series has a checkpoint.
 
     Raises:
         UnavailableError, PermissionDeniedError: as ``children``.
@@ -248,7 +255,7 @@ def series_in(logdir: str) -> list[str]:
 
 
 def newest_first(logdir: str) -> list[Step]:
-    """Returns the checkpoints of the series of a log directory, the last saved first; or the one that a path names."""
+    """Returns the checkpoints of a log directory, the last saved first, or the checkpoint of a path."""
     by_directory = [found for d in series_in(logdir) if (found := in_order(steps_in(d)))]
     if not by_directory and (step := named(logdir)) is not None:
         return [step]
@@ -269,12 +276,14 @@ def _saved_at(step: Step, manifest: Manifest | None) -> float:
 def newest_usable(logdir: str, use: Callable[[Step], object]) -> tuple[Step | None, dict[str, Exception]]:
     """Returns the newest checkpoint of a log directory that can be used, and the errors of newer ones, by path.
 
-    A checkpoint that cannot be used is named in an error that is logged. The search begins anew when a checkpoint is
-    deleted meanwhile: a newer one has taken its place.
+    An error is logged for each checkpoint that cannot be used. The search begins anew if a checkpoint is deleted
+    meanwhile, because a newer checkpoint has taken its place.
+
+        whole, refused = newest_usable("logdir", lambda step: read_manifest(step.path))
 
     Args:
-        logdir: the directory, or that of one series.
-        use: uses a checkpoint; raises one of ``UNUSABLE`` where that is not possible.
+        logdir: log directory, or directory of one series.
+        use: uses a checkpoint; raises one of ``UNUSABLE`` if that is impossible.
     """
     refused: dict[str, Exception] = {}
     while True:
@@ -297,18 +306,20 @@ def newest_usable(logdir: str, use: Callable[[Step], object]) -> tuple[Step | No
 def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
     """Returns the path of the newest whole checkpoint in a directory; None when there are no checkpoints at all.
 
-    What the run itself has saved counts before what other Savers have saved beside it. A damaged checkpoint (a file
-    missing or of a wrong size) is passed over, and an error that names it is logged; contents are compared with their
-    checksums when a checkpoint is restored. When all are damaged the newest of them is returned: restoring it raises
-    DataLossError, so that a training script does not begin anew without noticing.
+    Checkpoints of the run itself come before those of other Savers beside it. A checkpoint with a missing file, or a
+    file of a wrong size, is skipped, and an error is logged. Contents are compared with their checksums only by a
+    restore. If all checkpoints are damaged, the newest is returned. Its restore raises DataLossError, so that no
+    training script begins anew unnoticed.
+
+        path = harness.latest_checkpoint("logdir")
 
     Args:
-        checkpoint_dir: the directory (or that of one series, ``logdir/model.ckpt``).
-        latest_filename: not used; the directory itself says what is in it.
+        checkpoint_dir: log directory, or directory of one series such as ``logdir/model.ckpt``.
+        latest_filename: not used, as the directory itself shows its checkpoints; TF1 scripts pass this argument.
 
     Raises:
-        UnavailableError: the directory cannot be looked into now, so nobody knows whether there are checkpoints.
-        PermissionDeniedError: it may not be looked into.
+        UnavailableError: The directory cannot be read now, so it is unknown if there are checkpoints.
+        PermissionDeniedError: The directory may not be read.
     """
     found = _newest(str(checkpoint_dir))
     if found is None and _is_of_tensorflow(str(checkpoint_dir)):
@@ -318,7 +329,7 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
 
 
 def _newest(checkpoint_dir: str, *, damaged: bool = True) -> str | None:
-    """Returns the newest whole checkpoint; where all are damaged the newest of those, if `damaged`."""
+    """Returns the newest whole checkpoint; if all are damaged, the newest or, without ``damaged``, None."""
 
     def check(step: Step) -> None:
         if problems := problems_of(step):
@@ -347,17 +358,17 @@ def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None
 
 
 def series_of(path: str) -> str:
-    """The CheckpointManager directory of a checkpoint."""
+    """Returns the directory of the series of a checkpoint."""
     parent = epath.Path(path).parent
     return str(parent.parent if parent.name == REPLACED else parent)
 
 
 def saved_at(step: Step) -> float:
-    """When a checkpoint was saved, Unix time in seconds.
+    """Returns the time at which a checkpoint was saved, Unix time in seconds.
 
     Raises:
-        DataLossError: it is damaged.
-        OSError: it is not there any more.
+        DataLossError: The checkpoint is damaged.
+        OSError: The checkpoint was deleted.
     """
     return _saved_at(step, read_manifest(step.path))
 
@@ -368,13 +379,18 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """The newest checkpoint of a directory each time there is a newer one; looks once a second.
+    """Yields the newest checkpoint of a directory each time there is a newer one.
+
+    The directory is read once a second. A warning is logged every 10 s of the wait.
+
+        for path in harness.checkpoints_iterator("logdir", timeout=600):
+            evaluate(path)
 
     Args:
         checkpoint_dir: the directory.
-        min_interval_secs: seconds between two checkpoints that are given.
-        timeout: seconds to wait for a new one; None waits for ever, and says every 10 s that it does.
-        timeout_fn: called when the time is up; the wait ends when it gives True (or is None), else it begins anew.
+        min_interval_secs: shortest time between two checkpoints, in seconds.
+        timeout: seconds to wait for a new checkpoint; None waits for ever.
+        timeout_fn: called after ``timeout``; True ends the iteration, False waits again. None ends the iteration.
     """
     last: str | None = None
     given_at = -min_interval_secs
@@ -386,7 +402,8 @@ def checkpoints_iterator(
             continue
         left = given_at + min_interval_secs - time.monotonic()
         if left > 0:
-            threading.Event().wait(left)  # an event nobody sets: there is nothing to be told of in a directory
+            # The event is never set: a directory sends no signal of a new checkpoint.
+            threading.Event().wait(left)
         last, given_at = found, time.monotonic()
         yield found
 
@@ -412,11 +429,11 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
 
 
 def find_checkpoint(path: str) -> str | None:
-    """The directory of the checkpoint that a path names, or None.
+    """Returns the directory of the checkpoint that a path names, or None.
 
     Args:
-        path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints, which stands for its
-            newest; also any directory that Orbax saved into.
+        path: ``logdir/model.ckpt/123``, ``logdir/model.ckpt-123``, or a directory of checkpoints, of which the newest
+            is returned. Directories that plain Orbax saved into count too.
     """
     step = named(path)
     return step.path if step is not None else latest_checkpoint(path)
@@ -433,16 +450,16 @@ def named(path: str) -> Step | None:
 
 
 def checkpoint_exists(checkpoint_prefix: str) -> bool:
-    """Whether there is a finished checkpoint of this name (see ``find_checkpoint`` for the spellings)."""
+    """Returns True if a finished checkpoint of this name exists; see ``find_checkpoint`` for the spellings."""
     return find_checkpoint(str(checkpoint_prefix)) is not None
 
 
 def find_item(path: str) -> str:
-    """The directory of a checkpoint that holds its arrays: Orbax calls it an item.
+    """Returns the directory with the arrays of a checkpoint, which Orbax calls an item.
 
     Raises:
-        DataLossError: there is none.
-        ValueError: there are several.
+        DataLossError: The checkpoint has no item.
+        ValueError: The checkpoint has several items.
     """
     here = epath.Path(path)
     if exists(here / ORBAX_TREE_FILE):

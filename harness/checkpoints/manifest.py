@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what was saved from where, and a checksum of every file."""
+"""The manifest of a checkpoint: the variables with their tasks, and a checksum of every file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from runtime import DataLossError, InvalidArgumentError
 from runtime.lowlevel import ArraySlice, CheckpointFile, canonical_dtype, storage
 
 FILE_NAME = storage.MANIFEST_FILE
-"""Name of the manifest in a step's directory; plain Orbax passes it by."""
+"""Name of the manifest in a step's directory, which plain Orbax ignores."""
 FORMAT = 1
 UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
 """Files that Orbax writes after the manifest, and the manifest itself, which has its own checksum."""
 
 _LATEST_UNIX_SECS = 1e11
-"""Later times have years of five digits, which no calendar here takes."""
+"""Bound of the time of a save: ``datetime`` cannot show years of five digits."""
 _NAMES = 3
-"""How many names a message has at most."""
+"""Largest number of names in a message."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class StoredArray:
     """A whole array in a checkpoint.
 
     Attributes:
-        name: what it is called; nested trees of other programs give ``outer/inner``.
-        key: its path in the store.
-        dtype: numpy's or ml_dtypes' name, or "string".
-        shape: its shape.
-        encoded: bytes of a string array on disk; 0 for others.
-        slices: for each task that held a part of it: (task, offset, shape of the part); none where nobody knows.
+        name: name of the array; nested trees of other programs give ``outer/inner``.
+        key: path in the store.
+        dtype: name of the dtype in numpy or ml_dtypes, or "string".
+        shape: shape of the array.
+        encoded: bytes of a string array on disk; 0 for other dtypes.
+        slices: (task, offset, shape) of each part of the array; empty if unknown.
     """
 
     name: str
@@ -49,31 +49,31 @@ class StoredArray:
 
     @property
     def stored(self) -> ArraySlice:
-        """The array as it lies on disk."""
+        """The array in its form on disk."""
         if self.dtype == "string":
             return ArraySlice.of_bytes(self.key, self.encoded)
         return ArraySlice.whole(self.key, self.shape, canonical_dtype(self.dtype))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements; of strings, as they are stored."""
+        """Bytes of the elements; for strings, bytes on disk."""
         return self.stored.nbytes
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a checkpoint besides its arrays.
+    """The description of a checkpoint without its arrays.
 
     Attributes:
-        step: the global step in its name.
-        sequence: one more than that of the checkpoint saved before it in this directory: the order of saving.
-        epoch: of the chief that saved it.
-        saved_at: Unix time, in seconds.
-        variables: by name.
+        step: global step in the checkpoint's name.
+        sequence: number in the order of saves of this directory, one more than that of the save before.
+        epoch: epoch of the chief that saved.
+        saved_at: time of the save, Unix time in seconds.
+        variables: arrays by name.
         files: every file of the arrays with size and checksum, relative to the step's directory.
         states: by task, the named states of the trainer (``harness.checkpointable``).
-        snapshot: random number under which the tasks know what they gave; 0 in those of earlier versions.
-        with_nan: names of the variables in which there is a NaN: the model has diverged. Earlier versions did not look.
+        snapshot: random number by which tasks remember the saved values; 0 in checkpoints of earlier versions.
+        with_nan: names of the variables with a NaN. Earlier versions did not look for NaN.
     """
 
     step: int
@@ -88,15 +88,15 @@ class Manifest:
 
     @property
     def nan_text(self) -> str:
-        """Some names of ``with_nan``, for a message."""
+        """The first names of ``with_nan``, for a message."""
         more = len(self.with_nan) - _NAMES
         return ", ".join(self.with_nan[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
     def to_json(self) -> str:
-        """The manifest as text, with a checksum of its own.
+        """Returns the manifest as text, with a checksum of its own.
 
         Raises:
-            InvalidArgumentError: it is so large that it could not be read again.
+            InvalidArgumentError: The manifest is too large to be read again.
         """
         body = {
             "format": FORMAT,
@@ -129,10 +129,14 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
-        """Reads what ``to_json`` wrote.
+        """Returns the manifest of text that ``to_json`` wrote.
+
+        Args:
+            text: the text.
+            where: name of the checkpoint, for errors.
 
         Raises:
-            DataLossError: it is damaged, or of a newer format; names ``where``.
+            DataLossError: The text is damaged, or of a newer format.
         """
         try:
             outer = json.loads(text)
@@ -177,11 +181,12 @@ class Manifest:
             raise DataLossError(f"{where} is damaged: its manifest cannot be read ({error})") from error
 
     def _check(self) -> None:
-        """Raises ValueError for what Python reads as JSON and no save has written."""
+        """Raises ValueError for values that are JSON but that no save writes."""
         arrays = self.variables.values()
         texts = [text for array in arrays for text in (array.name, array.dtype, *(task for task, _, _ in array.slices))]
         for text in (*texts, *(file.path for file in self.files)):
-            if not isinstance(text, str) or not text.isprintable():  # it would move the cursor of a terminal
+            # Printed, other characters could move the cursor of a terminal.
+            if not isinstance(text, str) or not text.isprintable():
                 raise ValueError(f"the name {text!r}")
         parts = [part for array in arrays for _, offset, shape in array.slices for part in (offset, shape)]
         sizes = [number for part in (*parts, *(array.shape for array in arrays)) for number in part]
@@ -193,11 +198,11 @@ class Manifest:
 
 
 def read_manifest(step_directory: str) -> Manifest | None:
-    """The manifest of a checkpoint; None when it is not one of ours.
+    """Returns the manifest of a checkpoint, or None if another program wrote the checkpoint.
 
     Raises:
-        DataLossError: the manifest is damaged.
-        UnavailableError, PermissionDeniedError: it cannot be read now, or may not be; nothing is known of damage.
+        DataLossError: The manifest is damaged.
+        UnavailableError, PermissionDeniedError: The manifest cannot be read now, or may not be read.
     """
     try:
         path = str(epath.Path(step_directory) / FILE_NAME)
@@ -211,7 +216,7 @@ def read_manifest(step_directory: str) -> Manifest | None:
 
 
 def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
-    """Returns what is wrong with a checkpoint as far as names and sizes of files tell; raises as ``wrong_files``."""
+    """Returns a line for each file that is missing or has a wrong size; raises as ``wrong_files``."""
 
     def look(path: str, file: CheckpointFile) -> str:
         found = os.stat(path)
@@ -220,15 +225,18 @@ def quick_problems(step_directory: str, manifest: Manifest) -> list[str]:
         return "" if found.st_size == file.size else f"{found.st_size} bytes instead of {file.size}"
 
     if "://" in step_directory:
-        return []  # sizes cost a request each there; tensorstore checks what it reads
+        # Each size costs a request there. Tensorstore checks the chunks that it reads.
+        return []
     return _problems(step_directory, manifest.files, look)
 
 
 def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[str]:
-    """Returns the files of a local checkpoint that are not as they were saved, a line for each; reads all of them.
+    """Returns a line for each file of a local checkpoint that differs from its checksum.
+
+    All files are read as a whole.
 
     Raises:
-        UnavailableError, PermissionDeniedError: one cannot be read now, or may not be; nothing is known of damage.
+        UnavailableError, PermissionDeniedError: A file cannot be read now, or may not be read. It may be undamaged.
     """
 
     def look(path: str, file: CheckpointFile) -> str:
@@ -254,11 +262,12 @@ def _problems(
 
 
 def all_problems(step_directory: str, manifest: Manifest) -> list[str]:
-    """What is wrong with a checkpoint; the files are read as a whole unless a look at their sizes tells enough.
+    """Returns a line for each damaged file; reads the files unless their sizes show damage.
 
     Raises:
         UnavailableError, PermissionDeniedError: as ``wrong_files``.
     """
     if not storage.is_local(step_directory):
-        return []  # a file is a download there; tensorstore checks what it reads
+        # Each file is a download there. Tensorstore checks the chunks that it reads.
+        return []
     return quick_problems(step_directory, manifest) or wrong_files(step_directory, manifest.files)

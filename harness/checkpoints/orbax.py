@@ -1,8 +1,9 @@
-"""Orbax at work: its CheckpointManager names, finalises and retains; the tasks write the arrays.
+"""Saving with Orbax: its CheckpointManager names, finalises and retains checkpoints, and the tasks write the arrays.
 
-The manager saves a tree of the manifest's entries, one for each variable. The handler of their type has every task
-write its own variables into the temporary directory, each into a store of its own. These are merged, and looked
-through, before the checkpoint gets its name.
+A ``SaveJob`` calls ``Directory.save``, and the manager calls the job's phases. The manager saves a tree of the
+manifest's entries, one for each variable. The handler of their type has every task write its variables into the
+temporary directory, each task into a store of its own. The stores are merged and checked before the checkpoint gets its
+name.
 """
 
 from __future__ import annotations
@@ -30,39 +31,40 @@ from runtime.lowlevel import DiskFullError, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
-_FULL = (28, 122, 27)  # ENOSPC, EDQUOT, EFBIG
+# ENOSPC, EDQUOT, EFBIG
+_FULL = (28, 122, 27)
 
 
 class Phases(Protocol):
-    """What of a save happens while Orbax makes its checkpoint, in this order."""
+    """The phases of a save that run while Orbax makes the checkpoint, in this order."""
 
     with_nan: Sequence[str]
-    """When it is written, the names of the variables in which there is a NaN."""
+    """Names of the variables with a NaN, after the tasks have written."""
 
     def begin(self, sequence: int) -> Manifest:
-        """Gives what is to be saved, under its number in the order of saves."""
+        """Returns the manifest of the save with number ``sequence`` in the order of saves."""
 
     def write(self, item: str) -> Future[None]:
-        """Begins to write the arrays into a directory."""
+        """Starts to write the arrays into a directory."""
 
     def merge(self, item: epath.Path) -> None:
-        """Makes one store of what was written."""
+        """Makes one store of the stores of the tasks."""
 
     def complete(self, temporary: str) -> None:
-        """Looks through a checkpoint that has all but its name, and adds what belongs to it."""
+        """Checks a checkpoint that has all but its name, and adds the manifest."""
 
     def confirm(self) -> None:
         """Raises AbortedError unless the checkpoint may get its name."""
 
 
 class _Keep:
-    """Orbax's preservation policies, over the steps in the order in which they were saved.
+    """The checkpoints to keep, by Orbax's preservation policies in the order of saves.
 
-    Besides, they keep the last one without NaN: Orbax asks before it saves, when nobody knows yet whether the new one
-    has any.
+    The last checkpoint without NaN is kept too. Orbax asks before the save, when it is unknown if the new checkpoint
+    has a NaN.
 
     Attributes:
-        spared: the step that is kept for this alone.
+        spared: the step that is kept only for having no NaN.
     """
 
     def __init__(self, retention: Retention, sequence: Mapping[int, int], sound: int | None) -> None:
@@ -95,7 +97,7 @@ class _Keep:
 
 
 class Directory:
-    """A CheckpointManager directory. One object for each directory of a process: get it from ``open_directory``."""
+    """A CheckpointManager directory, of which a process has one object; see ``open_directory``."""
 
     def __init__(self, path: str, lock: threading.RLock) -> None:
         self.path = path
@@ -103,21 +105,22 @@ class Directory:
         self._cleaned = False
 
     def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
-        """Saves and waits until the checkpoint is on disk, whole and durable, and what is not kept is gone.
+        """Saves a checkpoint and waits until it is durable and older ones are deleted.
 
-        Returns the name of the checkpoint's directory.
-
-        The first time, what dead chiefs left behind is cleaned away: the tasks must have been claimed before.
+        The first save deletes the remains of dead chiefs, so the tasks must have been claimed before.
 
         Args:
-            step: the step.
-            phases: of the save.
-            retention: what to keep.
-            metrics: for keeping the best.
+            step: step of the checkpoint.
+            phases: phases of the save.
+            retention: rule of the checkpoints to keep.
+            metrics: metrics of the model, or None.
+
+        Returns:
+            The name of the checkpoint's directory.
 
         Raises:
-            DiskFullError: the disk is full.
-            OpError: what went wrong on a task.
+            DiskFullError: The disk is full.
+            OpError: The save failed on a task.
         """
         with self._lock, _quiet(), contextlib.ExitStack() as stack:
             try:
@@ -157,20 +160,21 @@ class Directory:
             if kept.spared not in (None, step) and not phases.with_nan:
                 try:
                     manager.delete(kept.spared)
-                except Exception as error:  # the next save removes it
+                except Exception as error:
+                    # The next save deletes the step.
                     logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
             self._purge()
             return retention.name_of(step)
 
     def _open(self, step: int, phases: Phases, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
-        # Where there is no rename, Orbax writes into the final directory.
+        # An object store has no rename, so Orbax writes into the final directory there.
         final = str(epath.Path(self.path) / retention.name_of(step))
         handler = ocp.PyTreeCheckpointHandler(
             type_handler_registry=ocp.type_handlers.create_type_handler_registry((StoredArray, _Handler(phases))),
             multiprocessing_options=_this_process_only(),
         )
-        # Orbax's own looks for what was written with a pattern: a path like runs/layers=[100,50] means another there.
+        # Orbax's own method looks for the stores by a glob pattern, which a path like runs/layers=[100,50] would break.
         handler.finalize = phases.merge
         options = ocp.CheckpointManagerOptions(
             preservation_policy=kept,
@@ -192,7 +196,7 @@ class Directory:
         return _Manager(self.path, options=options, item_handlers=handler)
 
     def _clean(self) -> None:
-        """Finishes what a dead chief was about: removals, and replacements that did not come to their end."""
+        """Finishes deletions and replacements that a dead chief had begun."""
         if not storage.is_local(self.path):
             return
         replaced = os.path.join(self.path, REPLACED)
@@ -209,12 +213,13 @@ class Directory:
         for directory in leaving:
             storage.sync(directory)
         if leaving:
-            storage.sync(self.path)  # else a power cut may leave a step under its name with half its files
+            # Without this, a power cut may leave a step under its name with half its files.
+            storage.sync(self.path)
         for directory in leaving:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _displace(self, manager: ocp.CheckpointManager, step: int) -> str | None:
-        """Moves an older checkpoint of the same step out of the way; it comes back if the save fails."""
+        """Moves an older checkpoint of the same step aside, from where a failed save restores it."""
         for found in layout.steps_in(self.path):
             if found.number == step:
                 if os.path.basename(os.path.dirname(found.path)) == REPLACED:
@@ -228,10 +233,10 @@ class Directory:
         return None
 
     def _abandon(self, manager: ocp.CheckpointManager, displaced: str | None, *, fenced: bool) -> None:
-        """After a failed save: no leftovers.
+        """Deletes the remains of a failed save.
 
-        Who was fenced off touches nothing: what is there may be another chief's. If none has come after all (a task had
-        restarted), the next save cleans up.
+        A chief that was fenced off touches nothing, because the files may be another chief's. If there is no other
+        chief, as when a task has restarted, the next save cleans up.
         """
         try:
             manager.close()
@@ -249,10 +254,10 @@ class Directory:
 
 
 class _Manager(ocp.CheckpointManager):  # type: ignore[misc]
-    """A manager for which a checkpoint with damaged metrics is one without: it keeps no other from being saved."""
+    """A manager for which damaged metrics are none, so that they do not prevent further saves."""
 
     def metrics(self, step: int) -> Any:
-        """The metrics of a checkpoint; None where there are none that can be read."""
+        """Returns the metrics of a checkpoint, or None if there are none to read."""
         try:
             found = super().metrics(step)
             if found is None or isinstance(found, dict):
@@ -265,7 +270,7 @@ class _Manager(ocp.CheckpointManager):  # type: ignore[misc]
 
 
 def _this_process_only() -> ocp.options.MultiprocessingOptions:
-    """One process saves, also where ``jax.distributed`` has joined several: Orbax must not wait for the others."""
+    """Returns options with which Orbax waits for no other process of ``jax.distributed``."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     here = jax.process_index()
@@ -275,7 +280,10 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 
 
 class _Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
-    """Has the tasks write what the entries of the manifest tell of; in the checkpoint they are plain arrays."""
+    """A handler that has the tasks write the arrays of the manifest's entries.
+
+    In the checkpoint the arrays are those of plain numpy.
+    """
 
     def __init__(self, phases: Phases) -> None:
         super().__init__()
@@ -289,17 +297,19 @@ def _temporary_path_class(phases: Phases) -> Any:
     base = ocp.path.atomicity.AtomicRenameTemporaryPath
 
     class SyncedRename(base):  # type: ignore[misc, valid-type]
-        """Renames to the final name only what has its manifest and is on the disk as a whole."""
+        """A temporary directory that gets the final name after the manifest is written and all is synced."""
 
         async def finalize(self, *args: Any, **kwargs: Any) -> None:
             final: epath.Path = self.get_final()
-            if layout.TEMPORARY in final.parent.name:  # an item of a step: the step comes later
+            # An item of a step is finalised before the step itself.
+            if layout.TEMPORARY in final.parent.name:
                 await super().finalize(*args, **kwargs)
                 return
             phases.complete(str(self.get()))
             synced = final.parent / f"{final.name}{layout.TEMPORARY}-synced"
             shutil.rmtree(synced, ignore_errors=True)
-            self._final_path = synced  # Orbax writes its last metadata and renames; nobody sees this name
+            # Orbax writes the last metadata and then renames. Readers ignore this name, so the files can be synced.
+            self._final_path = synced
             try:
                 await super().finalize(*args, **kwargs)
             finally:
@@ -313,7 +323,7 @@ def _temporary_path_class(phases: Phases) -> Any:
 
 
 def _sharding(manifest: Manifest) -> dict[str, Any]:
-    """Where each variable lived, for readers of the checkpoint's metadata."""
+    """Returns the tasks of each variable, for readers of the checkpoint's metadata."""
     return {
         "bellwether": {
             name: {"dtype": v.dtype, "shape": list(v.shape), "tasks": [t for t, _, _ in v.slices]}
@@ -323,7 +333,7 @@ def _sharding(manifest: Manifest) -> dict[str, Any]:
 
 
 def _named(error: Exception, path: str) -> Exception:
-    """The error that a failed save gives its caller: the first of ours in the chain, or a full disk by its name."""
+    """Returns the error of a failed save: the first OpError in the chain, or the error of the disk."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OpError):
@@ -342,10 +352,10 @@ _directories_lock = threading.Lock()
 
 
 def open_directory(path: str) -> Directory:
-    """The directory object of a path: the same for all savers of the process.
+    """Returns the object of a path, the same for all Savers of the process.
 
-    The tasks are told the path as it was given: a link in it may lead elsewhere on their hosts. Paths that are the same
-    place here share a lock.
+    The tasks receive the path as given, because a link may lead elsewhere on their hosts. Paths of the same place here
+    share a lock.
     """
     path = storage.absolute(path)
     place = os.path.realpath(path) if storage.is_local(path) else path
@@ -357,7 +367,7 @@ def open_directory(path: str) -> Directory:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps what Orbax logs during a save, some thirty lines, out of the training log; failures we tell."""
+    """Suppresses the log lines of Orbax, about thirty for each save; failures are raised as errors."""
 
     def wanted(record: Any) -> bool:
         of_orbax = f"{os.sep}orbax{os.sep}checkpoint{os.sep}" in record.pathname

@@ -1,4 +1,4 @@
-"""Reading checkpoints without a session: names, shapes, dtypes and values, of ours and of any that Orbax wrote."""
+"""Reading checkpoints without a session: names, shapes, dtypes and values, also of plain Orbax's checkpoints."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, storage
 
 TIMES = 64
 BYTES = 64 << 20
-"""The files of a checkpoint may be so many times as large as its arrays, and so many bytes: a chunk has an entry in an
-index, and may be a single number."""
+"""Limits of the size of a checkpoint's files: ``TIMES`` the bytes of the arrays, plus ``BYTES``.
+
+Files may be larger than arrays, because a chunk has an entry in an index, and may be a single number.
+"""
 
 
 class CheckpointReader:
-    """An opened checkpoint. Values are read when they are asked for; the first calls ``verify``.
+    """An opened checkpoint, of which values are read on request; the first request calls ``verify``.
 
     Args:
-        path: the directory of one checkpoint (see ``load_checkpoint`` for looser ways to name one).
+        path: directory of one checkpoint; ``load_checkpoint`` takes looser names.
 
     Attributes:
-        path: that directory.
-        item: the directory in it that holds the arrays.
-        manifest: None when another program wrote the checkpoint.
-        arrays: what it holds, by name.
-        ocdbt: whether the arrays share one OCDBT store.
-        zarr3: whether they are of zarr's third version.
+        path: directory of the checkpoint.
+        item: directory of the arrays, below ``path``.
+        manifest: the manifest; None if another program wrote the checkpoint.
+        arrays: arrays by name.
+        ocdbt: True if the arrays share one OCDBT store.
+        zarr3: True for the third version of zarr.
 
     Raises:
-        DataLossError: the checkpoint is damaged.
+        DataLossError: The checkpoint is damaged.
     """
 
     def __init__(self, path: str) -> None:
@@ -78,41 +80,40 @@ class CheckpointReader:
             yield StoredArray("/".join(path), key, dtype_name(stored.dtype), stored.shape)
 
     def get_variable_to_shape_map(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape."""
+        """Returns the shape of each array by name."""
         return {n: s.shape for n, s in self.arrays.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, DType]:
-        """Name -> numpy dtype; ``object`` for strings."""
+        """Returns the numpy dtype of each array by name; ``object`` for strings."""
         return {n: canonical_dtype(s.dtype) for n, s in self.arrays.items()}
 
     def has_tensor(self, name: str) -> bool:
-        """Whether there is an array of this name."""
+        """Returns True if there is an array of this name."""
         return _plain(name) in self.arrays
 
     @functools.cached_property
     def problems(self) -> list[str]:
-        """The files that are not as they were saved, a line for each; looked for once. See ``verify``."""
+        """A line for each damaged file; the files are read once. See ``verify``."""
         return [] if self.manifest is None else all_problems(self.path, self.manifest)
 
     def verify(self) -> None:
-        """Compares the files with the checksums in the manifest, once: reads all of them, whatever is wanted of them.
+        """Compares all files with the checksums in the manifest, once.
 
-        A checkpoint without a manifest, which another program wrote, has no checksums of whole files; neither is one
-        compared that does not lie in a local directory.
+        A checkpoint of another program has no manifest, so nothing is compared. Neither are files in an object store.
 
         Raises:
-            DataLossError: they are not as they were saved; names them.
-            UnavailableError, PermissionDeniedError: they cannot be read now, or may not be.
+            DataLossError: Files are damaged; the message names the files.
+            UnavailableError, PermissionDeniedError: Files cannot be read now, or may not be read.
         """
         if self.problems:
             raise DataLossError(f"checkpoint {self.path} is damaged: {'; '.join(self.problems[:5])}")
 
     def get_tensor(self, name: str) -> Array:
-        """The value of one array, whole.
+        """Returns the whole value of an array.
 
         Raises:
-            NotFoundError: there is none of this name.
-            DataLossError: the checkpoint is damaged, be it in a file of another array; see ``verify``.
+            NotFoundError: There is no array of this name.
+            DataLossError: The checkpoint is damaged, perhaps in a file of another array; see ``verify``.
         """
         stored = self.arrays.get(_plain(name))
         if stored is None:
@@ -122,16 +123,17 @@ class CheckpointReader:
         return storage.decode_strings(array, stored.shape) if stored.dtype == "string" else array
 
     def debug_string(self) -> str:
-        """One line for each array: name, dtype and shape."""
+        """Returns a line for each array: name, dtype and shape."""
         return "".join(f"{s.name} {s.dtype} {list(s.shape)}\n" for s in self.arrays.values())
 
 
 def _check_size(item: str, nbytes: int) -> None:
-    """Raises DataLossError where the files of a checkpoint dwarf its arrays: they have holes that cost no disk."""
+    """Raises DataLossError if files are much larger than their arrays: sparse files cost no disk."""
     total = 0
     for where, _, names in os.walk(item):
         for name in names:
-            with contextlib.suppress(OSError):  # who reads it tells
+            # The reader of the file reports the error.
+            with contextlib.suppress(OSError):
                 total += os.stat(os.path.join(where, name)).st_size
     if total > TIMES * nbytes + BYTES:
         raise DataLossError(f"{item} is damaged: its files are {total} bytes, and its arrays {nbytes}")
@@ -144,13 +146,15 @@ def _plain(name: str) -> str:
 def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
     """Opens a checkpoint for reading.
 
+        weights = harness.load_checkpoint("logdir").get_tensor("mlp/w1")
+
     Args:
         ckpt_dir_or_file: a checkpoint (``logdir/model.ckpt/123`` or ``logdir/model.ckpt-123``) or a directory of
-            checkpoints, of which the newest is taken; any directory that Orbax saved into works too.
+            checkpoints, of which the newest is opened. Directories that plain Orbax saved into count too.
 
     Raises:
-        ValueError: there is no checkpoint.
-        DataLossError: it is damaged.
+        ValueError: There is no checkpoint.
+        DataLossError: The checkpoint is damaged.
     """
     while True:
         path = path_of(ckpt_dir_or_file)
@@ -163,7 +167,7 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
 
 
 def path_of(ckpt_dir_or_file: str) -> str:
-    """The path of the checkpoint that ``load_checkpoint`` opens, with its errors."""
+    """Returns the path of the checkpoint that ``load_checkpoint`` opens; raises the same errors."""
     path = layout.find_checkpoint(str(ckpt_dir_or_file))
     if path is None:
         raise ValueError(f"Couldn't find a checkpoint at {ckpt_dir_or_file}")
@@ -171,10 +175,17 @@ def path_of(ckpt_dir_or_file: str) -> str:
 
 
 def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every array in a checkpoint, sorted; argument and errors as in ``load_checkpoint``."""
+    """Returns (name, shape) of every array in a checkpoint, sorted; see ``load_checkpoint``."""
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
 def load_variable(ckpt_dir_or_file: str, name: str) -> Array:
-    """The value of one array of a checkpoint; arguments and errors as in ``load_checkpoint`` and ``get_tensor``."""
+    """Returns the value of an array of a checkpoint.
+
+        weights = harness.load_variable("logdir", "mlp/w1")
+
+    Args:
+        ckpt_dir_or_file: as for ``load_checkpoint``, with the same errors.
+        name: name of the array, as for ``CheckpointReader.get_tensor``.
+    """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
