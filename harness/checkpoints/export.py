@@ -1,4 +1,4 @@
-"""A model outside of its cluster: the parameters of a checkpoint as a pytree, and as files for other programs."""
+"""A model without its cluster: the parameters of a checkpoint as a pytree, and as files for other programs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _SAFETENSORS = ".safetensors"
 
 
 def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot: str = "") -> Any:
-    """The values of a checkpoint in the structure of a pytree, ready for ``model.apply(params, ...)``.
+    """Returns the values of a checkpoint as a pytree, ready for ``model.apply(params, ...)``.
 
         params = harness.load_pytree("logdir", like=model.init(key, x), name="mlp")
         averages = harness.load_pytree("logdir", like=params, name="mlp", slot="ema/average")
 
     Args:
-        path: a checkpoint, or a directory of checkpoints, of which the newest is taken; as in ``load_checkpoint``.
-        like: a pytree of variables, whose names count; or of arrays or ``jax.ShapeDtypeStruct``s, whose names are those
-            that ``rt.variables(like, name)`` gives.
-        name: first part of the names, as it was given to ``rt.variables``.
-        slot: of each variable this slot instead of the variable: ``adam/mu``, ``ema/average``.
+        path: a checkpoint, or a directory of checkpoints, of which the newest is read; see ``load_checkpoint``.
+        like: pytree of variables, whose names count; or of arrays or ``jax.ShapeDtypeStruct``s, whose names are those
+            of ``rt.variables(like, name)``.
+        name: first part of the names, as given to ``rt.variables``.
+        slot: slot to read for each variable in its place: ``adam/mu``, ``ema/average``; empty for the variables.
 
     Returns:
         Numpy arrays in the structure of ``like``, each with the dtype of the checkpoint.
 
     Raises:
-        ValueError: there is no checkpoint.
-        NotFoundError: it lacks some of the names; lists them, with what it has.
-        InvalidArgumentError: shapes differ; lists them.
-        DataLossError: it is damaged.
+        ValueError: There is no checkpoint.
+        NotFoundError: The checkpoint lacks names; the message lists these and the existing names.
+        InvalidArgumentError: Shapes differ; the message lists the names.
+        DataLossError: The checkpoint is damaged.
     """
     reader = load_checkpoint(os.fspath(path))
     shapes = reader.get_variable_to_shape_map()
@@ -64,14 +64,16 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
 def save_pytree(path: str | os.PathLike[str], tree: object) -> None:
     """Writes a pytree of arrays for other programs.
 
+        harness.save_pytree("model.safetensors", params)
+
     Args:
-        path: ``model.safetensors`` for one file of that format, with names such as ``Dense_0/kernel`` (package
-            ``safetensors``); any other is a new directory, which Orbax's ``StandardCheckpointer`` restores.
-        tree: the pytree, as ``load_pytree`` gives it.
+        path: ``model.safetensors`` for a file of that format (package ``safetensors``), with names such as
+            ``Dense_0/kernel``. Any other path is a new directory, which Orbax's ``StandardCheckpointer`` restores.
+        tree: pytree of arrays, such as that of ``load_pytree``.
 
     Raises:
-        ImportError: the format needs a package that is not here; names it.
-        ValueError: the directory is there already.
+        ImportError: The format needs a package that is not installed; the message names the package.
+        ValueError: The directory exists already.
     """
     target = storage.absolute(os.fspath(path))
     if target.endswith(_SAFETENSORS):
@@ -89,7 +91,8 @@ def save_pytree(path: str | os.PathLike[str], tree: object) -> None:
 
 def _whole(leaf: npt.ArrayLike) -> Array:
     array: Array = np.ascontiguousarray(leaf)
-    return array.reshape(np.shape(leaf))  # a scalar stays one
+    # ``ascontiguousarray`` makes a scalar an array of one dimension.
+    return array.reshape(np.shape(leaf))
 
 
 def export_function(
@@ -99,18 +102,20 @@ def export_function(
     *inputs: object,
     platforms: tuple[str, ...] = ("cpu",),
 ) -> None:
-    """Writes a function with its parameters as StableHLO, which ``jax.export.deserialize`` reads without its source.
+    """Writes a function with its parameters as StableHLO.
+
+    ``jax.export.deserialize`` reads the file without the source of the function.
 
         harness.export_function("model.jax", logits, params, jax.ShapeDtypeStruct((1, 784), jnp.float32))
         served = jax.export.deserialize(bytearray(pathlib.Path("model.jax").read_bytes())).call
 
     Args:
-        path: the file.
-        fn: called with ``params`` and the inputs.
-        params: a pytree of arrays, as ``load_pytree`` gives it.
-        *inputs: for each further argument an array, or a ``jax.ShapeDtypeStruct``; sizes from
-            ``jax.export.symbolic_shape`` leave them open.
-        platforms: what it may run on: "cpu", "cuda", "rocm", "tpu".
+        path: path of the file.
+        fn: function of ``params`` and the inputs.
+        params: pytree of arrays, such as that of ``load_pytree``.
+        *inputs: an array or a ``jax.ShapeDtypeStruct`` for each further argument. Sizes of
+            ``jax.export.symbolic_shape`` leave dimensions open.
+        platforms: platforms on which the function may run: "cpu", "cuda", "rocm", "tpu".
     """
     from jax import export
 

@@ -1,4 +1,4 @@
-"""Initial values from a checkpoint: for a model that goes on from, or shares parts with, one trained before."""
+"""Initial values from a checkpoint, for a model that continues or shares parts of an earlier model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from runtime.lowlevel import dtype_name
 
 
 def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any]) -> None:
-    """Makes variables of the default graph begin with values of a checkpoint when they are initialised.
+    """Makes values of a checkpoint the initial values of variables of the default graph.
 
-    Call it before the init operation is made. A checkpoint that is restored later wins over it.
+    Call this function before the init operation is made. A restore after the initialisation replaces these values.
+
+        harness.init_from_checkpoint("logdir", {"encoder/": "model/encoder/"})
 
     Args:
-        ckpt_dir_or_file: the checkpoint, as for ``load_checkpoint``; any that Orbax wrote will do.
-        assignment_map: from names in the checkpoint to where they go:
-            ``"old/scope/": "new/scope/"`` all below a scope (``"/"`` is the whole checkpoint),
-            ``"old/name": "new/name"`` or ``"old/name": variable`` one array,
-            ``"old/name": [parts]`` the slices of a partitioned variable, in order along the first dimension.
+        ckpt_dir_or_file: the checkpoint, as for ``load_checkpoint``; plain Orbax's checkpoints count too.
+        assignment_map: from names in the checkpoint to variables:
+            ``"old/scope/": "new/scope/"`` for all below a scope (``"/"`` is the whole checkpoint),
+            ``"old/name": "new/name"`` or ``"old/name": variable`` for one array,
+            ``"old/name": [parts]`` for the slices of a partitioned variable, in order along the first dimension.
 
     Raises:
-        ValueError: no such checkpoint, array or variable; shapes or dtypes differ; lists all that does not fit.
-        DataLossError: the checkpoint is damaged.
+        ValueError: There is no such checkpoint, or arrays and variables do not fit; the message lists all misfits.
+        DataLossError: The checkpoint is damaged.
     """
     reader = load_checkpoint(ckpt_dir_or_file)
     variables = {v.op.name: v for v in get_default_graph().variables()}

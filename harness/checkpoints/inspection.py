@@ -33,11 +33,11 @@ from runtime.lowlevel import storage
 
 
 def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
-    """The checkpoints at or right below a directory: step, path, when it was saved, and what is wrong with it.
+    """Returns the checkpoints at or right below a directory: step, path, time of the save, problems.
 
     Args:
         path: the directory.
-        verify: compare all files with their checksums, too.
+        verify: True compares all files with their checksums.
     """
     found = []
     for directory in managers_below(path):
@@ -64,9 +64,10 @@ def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
 
 
 def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
-    """What is wrong with the file that Orbax writes last, of which a manifest knows nothing.
+    """Returns the problems of the file that Orbax writes last, after the manifest.
 
-    The values do not need it, so a restore does not mind; but Orbax, and whoever copies checkpoints, goes by it.
+    A restore does not need this file. But Orbax, and programs that copy checkpoints, take it as the sign of a whole
+    checkpoint.
     """
     if not storage.is_local(path):
         return []
@@ -74,7 +75,8 @@ def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
         text = layout.text_of(epath.Path(path) / layout.ORBAX_STEP_FILE)
         whole = isinstance(json.loads(text), dict)
     except FileNotFoundError:
-        return [f"{layout.ORBAX_STEP_FILE}: No such file or directory"] if manifest else []  # others may have none
+        # Checkpoints of other programs may have no such file.
+        return [f"{layout.ORBAX_STEP_FILE}: No such file or directory"] if manifest else []
     except OSError as error:
         storage.raise_if_barred(error, path)
         return [f"{layout.ORBAX_STEP_FILE}: {error.strerror}"]
@@ -84,17 +86,17 @@ def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
 
 
 def wanted(reader: CheckpointReader, name: str | None) -> list[StoredArray]:
-    """The arrays that ``--name`` asks for; all without it."""
+    """Returns the arrays of ``--name``, or all arrays without that flag."""
     return [s for s in reader.arrays.values() if name is None or s.name == name or s.name.startswith(f"{name}/")]
 
 
 def where(stored: StoredArray) -> list[str]:
-    """The tasks that held a variable when it was saved."""
+    """Returns the tasks that held a variable at the save."""
     return list(dict.fromkeys(task for task, _, _ in stored.slices))
 
 
 def differences(one: CheckpointReader, other: CheckpointReader, name: str | None = None) -> list[str]:
-    """What differs between two checkpoints, a line for each variable."""
+    """Returns a line for each variable that differs between two checkpoints, sorted."""
     ours = {s.name: s for s in wanted(one, name)}
     theirs = {s.name: s for s in wanted(other, name)}
     lines = [f"{n}: only in {one.path}" for n in ours.keys() - theirs.keys()]
@@ -129,7 +131,7 @@ def _parser() -> Parser:
 
 @exit_codes.printing()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Shows what the arguments name; returns the exit code."""
+    """Prints the checkpoints that the arguments name; returns the exit code."""
     options = _parser().parse_args(argv)
     path = options.directory
     if "://" not in path and not os.path.isdir(path) and find_checkpoint(path) is None:
@@ -150,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         return _show(reader, other, steps, options)
-    except rt.DataLossError as error:  # in a value of another program's checkpoint: no checksums tell before
+    except rt.DataLossError as error:
+        # Another program's checkpoint has no checksums, so only reading a value shows damage.
         print(f"harness.inspect_checkpoint: {error}", file=sys.stderr)
         return 1
 
@@ -179,14 +182,18 @@ def _show(
     else:
         _show_steps(steps)
         _show_variables(reader, shown, options)
-    if not steps and (problems := _label_problems(reader.path, reader.manifest)):  # it is listed nowhere
+    # The path names one checkpoint, which no table of steps has listed with its problems.
+    if not steps and (problems := _label_problems(reader.path, reader.manifest)):
         print(f"harness.inspect_checkpoint: {reader.path} is damaged: {problems[0]}", file=sys.stderr)
         return 1
     return 0 if all(step["complete"] for step in steps) else 1
 
 
 def _opened(path: str, steps: list[dict[str, Any]]) -> CheckpointReader:
-    """The checkpoint that is shown, with its files compared; what is wrong with newer ones is written to ``steps``."""
+    """Opens the newest undamaged checkpoint, with its files compared.
+
+    Problems of newer checkpoints are added to ``steps``.
+    """
     known = {step["path"]: step for step in steps}
     for step in layout.newest_first(path) if steps else []:
         if problems_of(step):

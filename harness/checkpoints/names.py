@@ -1,4 +1,4 @@
-"""Which variables a Saver saves, under which names, and how they match what a checkpoint holds.
+"""The names of variables in checkpoints, and their match with the arrays that a checkpoint holds.
 
 A partitioned variable is several variables that are one array in checkpoints, whatever the number of parts.
 """
@@ -16,25 +16,25 @@ from runtime import InvalidArgumentError, NotFoundError, Session, Variable, glob
 from runtime.lowlevel import ArraySlice, VariableSlice, dtype_name
 
 CHUNK_BYTES = 64 << 20
-"""Arrays larger than this are stored in chunks of about this size, so that a part can be read alone."""
+"""Bytes of a chunk, about: a larger array has several chunks, so that a part can be read alone."""
 STREAM_CHUNK_BYTES = 8 << 20
-"""The same where the chief writes what the tasks send."""
+"""Bytes of a chunk, about, if the tasks send their arrays and the chief writes."""
 _WITH_SLOTS = "bellwether_variables_with_slots"
 
 
 def saved_variables(var_list: Any) -> dict[Variable, ArraySlice]:
-    """The variables that ``var_list`` names.
+    """Returns the variables that ``var_list`` names, with their places in checkpoints.
 
     Args:
         var_list: None for all global variables of the default graph, a list of variables, or a dictionary from names in
             checkpoints to variables or lists of slices.
 
     Returns:
-        The place of each in checkpoints; the slices of one partitioned variable share a key.
+        The place of each variable. The slices of a partitioned variable share a key.
 
     Raises:
-        TypeError: something else.
-        ValueError: one variable under two names, or two variables under one name.
+        TypeError: ``var_list`` has another type, or holds something else than variables.
+        ValueError: A variable has two names, or two variables have one name.
     """
     if var_list is None:
         var_list = list(dict.fromkeys(global_variables()))
@@ -71,7 +71,10 @@ def _by_key(saved: Mapping[Variable, ArraySlice]) -> dict[str, dict[Variable, Ar
 
 
 def written(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
-    """What is written: of slots that all parts of a variable have alike, such as a count, the first one."""
+    """Returns the variables to write: all but repeated slots.
+
+    A slot such as a count has the same value for all parts of a variable, so the first slot is written alone.
+    """
     chosen: dict[Variable, ArraySlice] = {}
     shared: set[str] = set()
     for variable, place in saved.items():
@@ -84,7 +87,7 @@ def written(saved: Mapping[Variable, ArraySlice]) -> dict[Variable, ArraySlice]:
 
 
 def slices_of(session: Session, saved: Mapping[Variable, ArraySlice], *, stream: bool = False) -> list[VariableSlice]:
-    """Where the variables live, and how their arrays are cut on disk."""
+    """Returns the slices of variables: their devices, and the chunks of their arrays on disk."""
     placement = session.placement(list(saved))
     limit = STREAM_CHUNK_BYTES if stream else CHUNK_BYTES
     chunks = {key: _chunk(list(parts.values()), limit) for key, parts in _by_key(saved).items()}
@@ -95,7 +98,10 @@ def slices_of(session: Session, saved: Mapping[Variable, ArraySlice], *, stream:
 
 
 def _chunk(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
-    """Chunk shape of one array: no chunk crosses the boundary of two slices, most are about ``limit`` bytes."""
+    """Returns the shape of an array's chunks.
+
+    No chunk crosses the boundary of two slices, and most chunks have about ``limit`` bytes.
+    """
     full = parts[0].full_shape
     if not full:
         return ()
@@ -108,7 +114,8 @@ def _chunk(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
         row = math.prod(chunk[d + 1 :]) * itemsize
         rows = max(1, limit // max(row, 1))
         if chunk[d] > rows:
-            if len(parts) > 1:  # must go on dividing the boundaries
+            # The new size must divide the boundaries of the slices, as the old size does.
+            if len(parts) > 1:
                 rows = next(n for n in range(rows, 0, -1) if chunk[d] % n == 0)
             chunk[d] = rows
         if row <= limit:
@@ -117,7 +124,7 @@ def _chunk(parts: Sequence[ArraySlice], limit: int) -> tuple[int, ...]:
 
 
 def described(slices: Sequence[VariableSlice]) -> dict[str, StoredArray]:
-    """What the manifest says of the variables of a snapshot."""
+    """Returns the manifest's entries for the variables of a snapshot."""
     found: dict[str, StoredArray] = {}
     for s in slices:
         key, dtype, shape = s.array.key, dtype_name(s.array.dtype), s.array.full_shape
@@ -129,16 +136,16 @@ def described(slices: Sequence[VariableSlice]) -> dict[str, StoredArray]:
 def match(
     reader: CheckpointReader, saved: Mapping[Variable, ArraySlice], *, partial: bool
 ) -> dict[Variable, StoredArray]:
-    """Pairs variables with what a checkpoint holds.
+    """Pairs variables with the arrays of a checkpoint.
 
     Args:
         reader: the checkpoint.
         saved: the variables.
-        partial: leave out variables that the checkpoint does not hold.
+        partial: True leaves out variables that the checkpoint lacks.
 
     Raises:
-        NotFoundError: names are missing; lists all that does not fit.
-        InvalidArgumentError: shapes or dtypes differ; lists all that does not fit.
+        NotFoundError: Names are missing; the message lists all misfits.
+        InvalidArgumentError: Shapes or dtypes differ; the message lists all misfits.
     """
     missing, wrong = [], []
     pairs: dict[Variable, StoredArray] = {}
@@ -173,7 +180,7 @@ def match(
 def restore_slices(
     session: Session, saved: Mapping[Variable, ArraySlice], pairs: Mapping[Variable, StoredArray]
 ) -> list[VariableSlice]:
-    """What each task reads."""
+    """Returns the slices that the tasks read."""
     placement = session.placement(list(pairs))
     return [
         VariableSlice(variable.spec, placement[variable], replace(saved[variable], key=stored.key), stored.encoded)
@@ -182,19 +189,19 @@ def restore_slices(
 
 
 def partitioned(name: str, parts: Sequence[Variable]) -> None:
-    """Makes some variables the parts of one array in checkpoints, in order along the first dimension.
+    """Makes variables the parts of one array in checkpoints, in order along the first dimension.
 
     The checkpoint has one array ``name``, and can be restored into any other number of parts. Slots that an optimizer
-    makes afterwards are parts of one array too. Call it before ``Saver`` and ``minimize``.
+    makes afterwards are parts of one array too. Call this function before ``Saver`` and ``minimize``.
 
         harness.partitioned("table", [part_0, part_1])
 
     Args:
-        name: of the array.
-        parts: one variable each, float [n_i, ...], with the same dtype and the same shape but for the first dimension.
+        name: name of the array.
+        parts: variables [n_i, ...] of one dtype, whose shapes differ only in the first dimension.
 
     Raises:
-        InvalidArgumentError: there are no parts, they do not fit together, or an optimizer has made slots for them.
+        InvalidArgumentError: There are no parts, the parts do not fit together, or an optimizer has made slots.
     """
     if not parts or any(not p.shape for p in parts):
         raise InvalidArgumentError(f"{name!r} needs parts of at least one dimension")
@@ -216,11 +223,11 @@ def slot_of(variable: Variable, slot: Variable, name: str, *, shared: bool) -> N
     """Gives a slot the place in checkpoints that goes with its variable's.
 
     Args:
-        variable: what the slot belongs to.
-        slot: of an optimizer. A slot of the shape of a part is a part of one array, as the variable is.
-        name: of the slot.
-        shared: True if all parts of a variable have the same value, such as a count: the checkpoint has it once. A slot
-            that is neither is an array of its own, and is restored into the same number of parts only.
+        variable: variable of the slot.
+        slot: slot of an optimizer. A slot of the shape of a part is a part of one array, as the variable is.
+        name: name of the slot.
+        shared: True if all parts of a variable have the same value, such as a count. The checkpoint then has the slot
+            once. Any other slot is an array of its own, and is restored only into the same number of parts.
     """
     variable.graph.add_to_collection(_WITH_SLOTS, variable)
     info = variable.save_slice_info
