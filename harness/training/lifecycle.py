@@ -305,9 +305,10 @@ class Lifecycle:
 
     def _step(self, session: ManagedSession) -> int | None:
         """Returns the global step, None when it is not known; recovers any ps that is lost."""
-        if session.closed:
-            return self._reached
         try:
+            if session.closed:
+                self._restore_closed()
+                return self._reached
             # The thread that probes has ended with the stop, so this step looks at every ps in its place.
             if self._sessions is not None and self._sessions.probes:
                 raw = session.raw
@@ -326,6 +327,17 @@ class Lifecycle:
         except (rt.DeadlineExceededError, *LOST_CONTACT) as error:
             logging.info("while waiting for the others: %s", error)
             return None
+
+    def _restore_closed(self) -> None:
+        """Restores, for the other tasks, a ps that was lost after the program has closed the chief's session.
+
+        No session is left that would recover, and the other tasks wait for this chief, which waits for them.
+        """
+        assert self._records is not None and self._sessions is not None
+        records = self._records.inspect()
+        if any(record.phase not in ("ready", "finished") for record in records.values()):
+            logging.warning("a ps has lost its values after this task has closed its session: restoring for the others")
+            self._sessions.restore()
 
     def _note_reached(self) -> None:
         if self.session is not None and (step := self.session.reached()) is not None:

@@ -102,6 +102,10 @@ class RunSessions:
                 session.close()
                 raise
 
+    def restore(self) -> None:
+        """Makes the model ready for the other tasks, as in a recovery, and closes the session at once."""
+        self._open(recovering=True).close()
+
     def _open(self, recovering: bool) -> rt.Session:
         try:
             return self._source.ready(recovering)

@@ -371,6 +371,23 @@ def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(style: s
         assert saved(tmp_path) == 35
 
 
+def test_closed_chief_restores_for_workers(tmp_path: Path) -> None:
+    """A chief that has closed its session by hand restores a lost ps for the workers that it waits for."""
+    with cluster(tmp_path, ps=2, GRACE_SECS=60) as c:
+        chief = start(c, 0, PAUSE_AT=0, STYLE="close", TIMER_SECS=0.5)
+        other = start(c, 1, PAUSE_AT=5, STEPS=40, STYLE="managed")
+        c.expect(other, "PAUSED")
+        go(tmp_path, 0)
+        c.expect(chief, "waiting for /job:worker/task:1 ")
+        c.kill("ps:1")
+        c.start("ps:1")
+        go(tmp_path, 1)
+        assert c.wait(other) == 0
+        assert c.wait(chief) == 0
+        assert c.lines(other, "recovered within")
+        assert c.lines(chief, "the session was closed before the stop")
+
+
 def test_a_chief_that_is_preempted_during_the_last_save_tells_nobody_that_training_is_over(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1, STYLE="managed", SAVE_SECS=1) as c:
         chief = start(c, 0, PAUSE_AT=5)
