@@ -45,7 +45,7 @@ LIMIT_SECS = 90.0
 _POLL_SECS = 0.02
 TOLD = re.compile(
     r"steps \d+ to \d+ are (?:lost|not saved)|steps are lost|STEPS SO FAR ARE LOST|since the (?:last|newest) checkpoint"
-    r"|the newest checkpoint lacks is lost|what was not saved is lost"
+    r"|goes on from the newest checkpoint|what was not saved is lost"
 )
 """What tells that steps are in no checkpoint."""
 EXPECTED_ERROR = re.compile(
