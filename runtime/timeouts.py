@@ -11,12 +11,14 @@ RECONNECT_SECS = 10.0
 """How long a call waits for a silent task before it gives up."""
 ATTEMPT_SECS = 2.0
 """How long one attempt to connect may take. A lost first packet is sent again after one second by every system."""
-GRPC_IDLE_SECS = 10.0
+GRPC_IDLE_SECS = 2.0
 """After so long without a byte gRPC pings the peer of a call that is under way."""
 GRPC_LEAST_IDLE_SECS = 1.0
 """A server of gRPC takes one ping in so long; the third that comes sooner ends the connection ("too_many_pings")."""
-GRPC_PING_SECS = 2.0
-"""Without an answer to that ping for so long the call fails; gRPC's own default lets it wait for a minute."""
+GRPC_PING_SECS = 10.0
+"""Without an answer to that ping for so long the call fails; gRPC's own default lets it wait for a minute.
+
+A tensor call waits as long (``RECONNECT_SECS``): a starved host answers late and is not gone."""
 GRPC_DNS_SECS = 1.0
 """gRPC asks the name servers again after so long at the soonest; its own default is 30."""
 GRPC_BACKOFF_SECS = 0.1
