@@ -99,10 +99,10 @@ class ShuffledOrdering:
 class QueueResource(Resource):
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
-    Waiting dequeues are served in the order in which they came, so a large one is not starved by small ones.
+    Waiting dequeues are served in the order of arrival, so small dequeues do not starve a large one.
 
     Args:
-        name: for errors.
+        name: name for errors.
         capacity: most elements in the queue; an enqueue waits while the queue is full.
         dtypes: dtype of each component.
         shapes: shape of each component, None for any shape.

@@ -1,16 +1,25 @@
-"""The quorum of a task: the gradients of one synchronous step, applied once when enough distinct workers are in.
+"""The quorum of a task: the gradients of a synchronous step, applied once when enough distinct workers are in.
 
-Each worker pushes its gradients with the step at which it read the variables. Those of the present step wait here; when
-enough are in, their mean is applied, the step advances by one, and every waiting push is answered. A gradient of
-another step is dropped and counted, and the push is answered at once.
+Wanted: a step applies the mean of N gradients of distinct workers, at most one time, on all tasks with variables.
 
-One task decides by itself that it has enough, as the last gradient arrives (``LoneQuorum``). Several tasks must apply
-the gradients of the same workers, so a chief decides (``LedQuorum``), in two phases. ``gather`` reports whose gradients
-are here and promises to keep them. ``commit`` applies those that the chief has chosen from what all tasks have.
+The two simpler ways fail. If each task takes the first N gradients of its own, two tasks take different workers, and
+the step mixes gradients of different batches. If a chief only orders the application, a worker may die between question
+and order, and a task then lacks a gradient that another task has applied.
 
-The task that holds the step counter leads (``LeadingQuorum``): the counter is the step. The chief commits there last.
-So a worker that reads step s from the leader reads variables of step s, or of a later step, on every task. If they are
-of a later step, its gradient comes too late at the leader, where step s is over. So the other tasks need no counter.
+The solution. Each worker pushes its gradients with the step at which it read the variables. Gradients of the present
+step wait here. A gradient of another step is dropped and counted, and the push is answered at once. After the mean is
+applied the step advances by one, and every waiting push is answered.
+
+* A step on one task (``LoneQuorum``) needs no chief: the task decides as the last gradient arrives.
+* On several tasks (``LedQuorum``) a chief decides in two phases. ``gather`` reports the gradients that are here, and
+  promises to keep them after the death of their workers. ``commit`` applies the gradients that the chief has chosen
+  from the reports of all tasks.
+* The task with the step counter leads (``LeadingQuorum``), and the chief commits there last. So a worker that reads
+  step s from the leader reads step s, or a later step, on every other task. After a later step its gradient comes too
+  late at the leader. So the other tasks need no counter.
+
+The limit of the solution: a chief may die between the commits of two tasks. The next chief finds the last decision of
+each task when it claims the tasks, and repeats the decision where it is missing.
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ from runtime.state.store import Resource
 from runtime.tensor_spec import Array
 
 UNKNOWN = -1
-"""The step of a task that does not lead and has not heard of one yet."""
+"""The step of a task without a counter before the first push."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +330,7 @@ class QuorumResource(Resource):
             return self._waiting_for(time.monotonic()) if self._gradients.entries else ""
 
     def clear(self) -> None:
-        """Ends everything that waits: the container was cleared."""
+        """Ends all waits: the container was cleared."""
         with self._changed:
             self._ended = CancelledError
             self._wake()
@@ -387,7 +396,7 @@ class LoneQuorum(QuorumResource):
         return min(super()._next_look(), self._time_up())
 
     def _look(self, now: float) -> None:
-        """Goes on without the missing workers, too, when time is up."""
+        """Looks for dead workers, and applies the gradients here when time is up."""
         super()._look(now)
         if now >= self._time_up():
             here = self._gradients.workers
@@ -403,7 +412,7 @@ class LoneQuorum(QuorumResource):
 class LedQuorum(QuorumResource):
     """The quorum of a task that a chief leads, and that has no step counter.
 
-    The step is the latest step that a worker has pushed for.
+    The step is the latest that a push has named, or that a commit has reached.
     """
 
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:

@@ -32,16 +32,16 @@ Values = dict[Key, "weakref.ref[AnyArray]"]
 
 
 class Slot:
-    """The place of one variable. Stages hold slots, so that a step looks nothing up by name.
+    """The place of a variable. Stages hold slots, so that a step looks up no names.
 
     Attributes:
         key: (container, name).
         lock: held while a stage computes with the value; see ``Claim``.
-        value: a ``jax.Array`` (an object array for strings), or None while it is not initialised.
+        value: a ``jax.Array`` (an object array for strings); None until the variable is initialised.
         spec: shape and dtype of the value.
-        lost: why there is no value any more, when a program that failed has taken it along; else empty.
-        readers: how many references to the value are handed out and not yet pinned; while there are any, an update
-            must not donate the array.
+        lost: the reason of the loss if a failed program has taken the value along; else empty.
+        readers: references to the value that are not pinned yet. With such references an update must not donate the
+            array.
     """
 
     __slots__ = ("key", "lock", "value", "spec", "lost", "readers")

@@ -1,12 +1,21 @@
 """The write gate of a task: writing stages wait while all tasks take the references of a snapshot.
 
-A training step may write on several tasks. A snapshot of all tasks is consistent if each step is wholly in or wholly
-out. So every task pauses, and reports the writes of recent steps. Steps that have written on some tasks only are let
-through. Then the references are taken.
+Wanted: a snapshot of all tasks in which each training step is wholly in or wholly out, without a stop of training.
+
+The two simpler ways fail. If each task takes its references at once, a step that writes on two tasks may be in on one
+task and out on the other. If every task just pauses, the same step may have written on one task before the pause, and
+wait at the gate of the other.
+
+The solution has three phases. Every task pauses, and reports the writes of recent steps. The chief compares the
+reports: steps that have written on some tasks only are let through until each has all its writes. Then all tasks take
+their references, which takes microseconds, and open.
 
 A pause belongs to one snapshot, and has the number of the snapshot. The pause ends when the snapshot ends, when another
 snapshot begins, or when its time is up and a stage comes. If the pause of a snapshot still holds on every task, no
-task has written since. Otherwise the snapshot has failed.
+task has written since. Otherwise the snapshot has failed, and another attempt may succeed.
+
+The limit of the solution: a worker that dies half-way through a step leaves a step that never gets all its writes. Such
+a step counts as ended after ``RECENT_SECS``.
 """
 
 from __future__ import annotations
