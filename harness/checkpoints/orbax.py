@@ -154,9 +154,11 @@ class Directory:
                     )
             except BaseException as error:
                 reason = _named(error, self.path) if isinstance(error, Exception) else error
+                # ``_abandon`` closes the manager itself, because the close of a failed save may raise too.
                 stack.pop_all()
                 self._abandon(manager, displaced, fenced=isinstance(reason, AbortedError))
                 raise reason from None
+            # The new checkpoint has no NaN, so the older one is not needed as the last sound one.
             if kept.spared not in (None, step) and not phases.with_nan:
                 try:
                     manager.delete(kept.spared)
@@ -202,6 +204,7 @@ class Directory:
         replaced = os.path.join(self.path, REPLACED)
         if os.path.isdir(replaced):
             for name in os.listdir(replaced):
+                # The chief died before the new checkpoint of the step got its name, so the old one returns.
                 if not os.path.exists(os.path.join(self.path, name)):
                     os.rename(os.path.join(replaced, name), os.path.join(self.path, name))
         self._purge()
@@ -242,6 +245,7 @@ class Directory:
             manager.close()
         except Exception as error:
             logging.info("closing a checkpoint manager after a failed save: %s", error)
+        # The next save of this process cleans again, after it was allowed to lead.
         if fenced:
             self._cleaned = False
             return

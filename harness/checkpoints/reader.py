@@ -161,9 +161,9 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         try:
             return CheckpointReader(path)
         except (OSError, DataLossError):
+            # A step that was deleted at this moment has a newer successor, which the next round finds.
             if layout.exists(epath.Path(path)):
                 raise
-            # The step was deleted at this moment, so there is a newer one.
 
 
 def path_of(ckpt_dir_or_file: str) -> str:

@@ -156,6 +156,7 @@ class SaveJob:
         except OpError as error:
             logging.info("releasing what was saved: %s", error)
         finally:
+            # The result comes after the release: a caller who saves again at once finds no old job on the tasks.
             tell()
             progress.join()
 
@@ -274,6 +275,7 @@ def _step_of(sess: Session, saved: Mapping[Variable, ArraySlice], given: Any) ->
             return None, ""
     if isinstance(given, str):
         given = sess.graph.as_graph_element(given)
+    # The value in the snapshot is the step of the saved variables. A value read now may be of a later step.
     if isinstance(given, Variable | Tensor):
         for variable, place in saved.items():
             if given is variable or (isinstance(given, Tensor) and given.name == variable.name):

@@ -145,7 +145,8 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
             advantages = rt.placeholder(jnp.float32, [None], name="advantages")
             returns = rt.placeholder(jnp.float32, [None], name="returns")
             loss = rt.call(loss_fn, params, seen, moves, advantages, returns)
-            rate = optax.linear_schedule(2e-3, 0.0, options.train_steps)  # what was learned is not forgotten at the end
+            # At a constant rate, the policy may get worse again after it was good.
+            rate = optax.linear_schedule(2e-3, 0.0, options.train_steps)
             learn = harness.Optimizer(optax.adam(rate)).minimize(loss, global_step=global_step)
 
             lasted = rt.placeholder(jnp.float32, [], name="lasted")
@@ -175,4 +176,5 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*parser.parse_known_args())  # join_cluster reads the others
+    # ``join_cluster`` reads the flags that this parser does not know.
+    main(*parser.parse_known_args())

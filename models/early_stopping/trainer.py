@@ -73,7 +73,8 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
 
             stopping = {"best_by": "loss", "best_mode": "min", "patience": options.patience}
             best = harness.Evaluator(evaluate, options.logdir, master=me.target, **stopping).run().best
-            assert best is not None  # a run has a last checkpoint
+            # Every run saves a last checkpoint, which the evaluator evaluates.
+            assert best is not None
             kept = harness.latest_checkpoint(f"{options.logdir}/eval/best")
             print(f"Best-Step: {best.step} of accuracy {best.metrics['accuracy']:.4f}, kept as {kept}", flush=True)
             return
@@ -96,4 +97,5 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*parser.parse_known_args())  # join_cluster reads the others
+    # ``join_cluster`` reads the flags that this parser does not know.
+    main(*parser.parse_known_args())

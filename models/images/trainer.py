@@ -124,4 +124,5 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*parser.parse_known_args())  # join_cluster reads the others
+    # ``join_cluster`` reads the flags that this parser does not know.
+    main(*parser.parse_known_args())

@@ -17,13 +17,15 @@ import pooch
 from absl import logging
 from numpy.typing import NDArray
 
-SHA256: Mapping[str, str] = {  # after decompression: mirrors compress differently
+# Checksums after decompression, because mirrors compress differently.
+SHA256: Mapping[str, str] = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-MIRRORS = (  # the files lie below as <name>.gz
+# A file lies below the address of a mirror as <name>.gz.
+MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist",
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://raw.githubusercontent.com/fgnt/mnist/master",
@@ -32,7 +34,8 @@ _ANSWER_SECS, _READ_SECS, _FILE_SECS = 8.0, 20.0, 300.0
 """The longest waits for an answer, for more bytes, and for a whole file. Then the next mirror is asked."""
 _LOG_SECS, _LOCK_SECS = 10.0, 3660.0
 """Time between lines about the wait for a lock, and the longest wait: four slow files of three mirrors take less."""
-_MAX_BYTES = 64 << 20  # what is larger, compressed or not, is stopped here and not when memory is full
+# A larger file, compressed or not, is refused before it fills the memory.
+_MAX_BYTES = 64 << 20
 
 
 class DataError(ValueError):
@@ -108,7 +111,8 @@ class _Unzipped(io.BytesIO):
     def __init__(self, origin: str, data: bytes = b"") -> None:
         super().__init__()
         self._origin, self._received, self._deadline = origin, 0, time.monotonic() + _FILE_SECS
-        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: gzip framing, whose CRC is checked too
+        # 16 selects the gzip format, whose CRC zlib checks.
+        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         self.write(data)
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # of all buffers only bytes

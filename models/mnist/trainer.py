@@ -12,7 +12,8 @@ the test set. An evaluator does none of this: it follows the checkpoints.
 Flags may come from files: --flagfile=configs/mnist_async.flags; further flags after it have the last word.
 """
 
-import runtime as rt  # before JAX, so that the garbage collector pauses while both are imported
+# Imported before JAX, so that the garbage collector pauses while both are imported.
+import runtime as rt
 
 # isort: split
 import contextlib
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> None:
         exit_codes.leave(exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}")
     try:
         config = Config.from_flags()
-    except rt.InvalidArgumentError as error:  # what an engine should have told
+    # The environment of the engine names no cluster, or a limit is invalid.
+    except rt.InvalidArgumentError as error:
         exit_codes.leave(exit_codes.CONFIGURATION, error.message)
     exit_codes.use(config.exit_codes)
     monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
@@ -159,7 +161,8 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
                 try:
                     feeds = next(feeds_of_steps, None)
                     if feeds is None:
-                        break  # All workers together have finished all epochs.
+                        # All workers together have finished all epochs.
+                        break
                     _, loss, count = session.run([graph.train_op, graph.loss, graph.global_step], feeds)
                 except rt.OutOfRangeError:
                     # An evaluator has ended training. The workers that this step waited for have stopped already.
@@ -252,7 +255,8 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: 
         harness.summary.scalar("cost", loss)
         harness.summary.scalar("batch_accuracy", accuracy)
         summaries = harness.summary.merge_all()
-        assert summaries is not None  # there are two
+        # Two summaries were made above.
+        assert summaries is not None
         pictures = Pictures.build(params.get("w1") if config.model == "mlp" else None)
     return Graph(images, labels, loss, accuracy, predictions, train_op, global_step, summaries, pictures, shards)
 

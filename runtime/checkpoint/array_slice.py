@@ -64,6 +64,8 @@ class ArraySlice:
             yield self
             return
         shape, chunk, offset = self.shape, self.chunk, self.offset
+        # Cut along the first axis on which a row is small enough. On the axes before it a block has length 1, so their
+        # chunks must have length 1 too, or several blocks would share a chunk.
         axis = 0
         row = math.prod(shape[1:]) * self.dtype.itemsize
         while axis + 1 < len(shape) and (chunk[axis] == 1 or shape[axis] == 1) and row > limit:

@@ -137,6 +137,7 @@ class CheckpointCoordinator:
             takes = {t: Order.Take(job=job, slices=_messages(s), report=number_of) for t, s in held.items()}
             replies = [r.take for r in self._ask({t: Order(take=take) for t, take in takes.items()}, under)]
         except BaseException:
+            # Tasks that are paused would hold updates back until the pause lapses.
             self._drop(job, tasks, under)
             raise
         paused = time.monotonic() - started
@@ -153,6 +154,8 @@ class CheckpointCoordinator:
     def _pause(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
         replies = self._ask(dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under)
         waiting = half_done_steps({t: list(r.pause.steps) for t, r in zip(tasks, replies, strict=True)})
+        # A step with writes on several tasks may have been cut by the pauses. Its other writes are let through, so that
+        # the snapshot holds all writes of the step.
         if not waiting:
             return
         rest = {t: Order(let_through=Order.LetThrough(job=job, steps=steps)) for t, steps in waiting.items()}
@@ -245,6 +248,7 @@ class CheckpointCoordinator:
         """
         under = self._leaderships(tasks)
         shares = {t: Order.Verify(directory=directory) for t in tasks}
+        # Largest files first, each to the task with the least to read: the shares come out nearly equal.
         load = dict.fromkeys(tasks, 0)
         for file in sorted(files, key=lambda f: -f.size):
             task = min(load, key=lambda t: load[t])
@@ -311,6 +315,7 @@ class CheckpointCoordinator:
             problems = check() if check is not None else ()
             if problems:
                 raise DataLossError("; ".join(problems))
+            # No task changes a variable before every task has read its arrays without error.
             sizes = self._each(tasks, read)
             self._ask(dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))), under)
         except BaseException:

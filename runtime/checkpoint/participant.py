@@ -216,6 +216,7 @@ class CheckpointParticipant:
                 # A chief that paused the gate and lost the lead takes nothing any more.
                 self._gate.open()
             self._served = leadership
+            # The order to drop a job may get lost while its session lives, so that no other end comes.
             unused = time.monotonic() - UNUSED_SECS
             lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work]
             self._end(lost, f"no order has named it in {UNUSED_SECS:.0f} s")
@@ -237,6 +238,7 @@ class CheckpointParticipant:
         """Adds a job; returns the existing job of that number if the order comes again."""
         with self._jobs_changed:
             self._check(job.sender.leadership)
+            # The order comes again after its reply was lost, or comes after the order to drop the job.
             if number in self._why_ended or number in self._jobs:
                 return self._job(number)
             self._check_connected(job.sender.session)
@@ -362,6 +364,7 @@ class CheckpointParticipant:
             raise TakeoverError(
                 "the task goes on from its backup: the checkpoint that was under way is none", task=self._task
             )
+        # The same order may arrive twice at once. The second one must wait for the reply of the first.
         with self._taking:
             known = self._jobs.get(order.job)
             if known is not None and known.taken is not None:
@@ -377,6 +380,7 @@ class CheckpointParticipant:
             found = self._store.snapshot(keys)
             values = self._store.values(keys)
         finally:
+            # Updates wait until this line. The checks and the encoding below happen while training continues.
             held = self._gate.resume(order.job)
         # Without the pause until now, a step may have written here after another task took its references.
         if not held:
@@ -415,6 +419,7 @@ class CheckpointParticipant:
             raise NotFoundError(f"no such checkpoint job: {order.job:x}", task=self._task)
         keys = [(s.container, s.name) for s in order.slices]
         now = self._store.values(keys)
+        # Values are compared by identity: an update replaces the array, whatever the numbers are.
         same = [
             key in values and key in now and (value := values[key]()) is not None and value is now[key]()
             for key in keys
@@ -441,6 +446,7 @@ class CheckpointParticipant:
             def write() -> storage.WrittenStore:
                 return storage.write_store(directory, arrays, cancelled=job.ended.is_set, wrote=wrote, pace=pace)
 
+            # The priority of a thread cannot be raised again, so the thread of this order does not write itself.
             written = in_background(write, "checkpoint-writer")
             # Without these references, updates may work in place again.
             job.arrays = []
@@ -587,6 +593,7 @@ class CheckpointParticipant:
                 if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                     raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
                 values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
+                # The claim of the variables may wait for updates, so the leadership is checked again before the change.
                 given = self._store.replace(values, lambda: self._check(sender.leadership))
                 # The restore has overwritten the writes of steps that dead workers left half done.
                 self._gate.forget()
@@ -651,6 +658,7 @@ class CheckpointParticipant:
         """Reserves the job of a byte range for the block."""
         self._check(byte_range.leadership)
         job = self._job(byte_range.job)
+        # The number of a job is no secret from other clients, so the session must be that of the owner.
         if job.sender.session != client:
             raise NotFoundError(f"no such checkpoint job of this session: {byte_range.job:x}", task=self._task)
         if byte_range.part >= len(job.slices):

@@ -174,6 +174,7 @@ def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str
             expected[key] = dict(s.expected)
             if s.age_secs < RECENT_SECS:
                 recent.setdefault(s.session, set()).add(s.step)
+    # Older steps than the last few of a session have ended, or lost their worker and never end.
     waiting: dict[str, list[pb.StepWrites]] = {}
     for session, numbers in recent.items():
         for step in sorted(numbers)[-STEPS_UNDER_WAY:]:

@@ -361,6 +361,7 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         whole = opened(directory, True).result()
         transaction = ts.Transaction(atomic=True)
         target = whole.with_transaction(transaction)
+        # All parts are opened before the first is copied, so that the openings run at the same time.
         for store in [opened(f"{directory.rstrip('/')}/{name}", False) for name in parts]:
             store.result().experimental_copy_range_to(target).result()
         transaction.commit_async().result()
@@ -405,6 +406,7 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
     except ValueError as error:
         return [f"no array can be found: {one_line(error)}"]
     chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
+    # All arrays are opened at the same time: each needs only metadata, but waits for the disk.
     found = [
         (
             a.key,
