@@ -1,4 +1,4 @@
-"""Moving averages of variables, kept beside them by the update that changes them: nothing more crosses the wire."""
+"""Moving averages of variables, which the update of a variable computes on its ps: nothing more crosses the wire."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ def accumulated(loss_fn: Callable[..., jax.Array], steps: int) -> Callable[..., 
 
     The batches are fed as one, and computed one after the other.
 
-    The batches are computed one after the other.
-
     A worker so pulls once, accumulates the gradients of ``steps`` batches at the same parameters, and pushes once. The
     gradient is that of one batch ``steps`` times as large, with the activations of one batch at a time.
 

@@ -164,7 +164,7 @@ class Optimizer:
             return rt.group(*done, name="train")
 
     def get_slot_names(self) -> list[str]:
-        """Names of the slots that variables of this optimizer have, such as ``adam/mu``."""
+        """Returns the names of the slots of this optimizer's variables, such as ``adam/mu``."""
         return sorted({name for slots in self._slots.values() for name in slots})
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
@@ -207,7 +207,8 @@ class Optimizer:
                 del stored[:count]
             for place, gradient in zip(places, gradients, strict=True):
                 value = values[place]
-                gradient = gradient.astype(value.dtype)  # it may have crossed the wire in fewer bits
+                # The gradient may have crossed the wire in fewer bits.
+                gradient = gradient.astype(value.dtype)
                 one = functools.partial(self._alone, variables[place])
                 change, states[place] = self._transformation.update(one(gradient), states[place], one(value), **given)
                 values[place] = optax.apply_updates(value, jax.tree.leaves(change)[0])
@@ -286,7 +287,8 @@ class Optimizer:
             return _stored(init(self._alone(variable, value)), own_keys_of=name)[index]
 
         def make() -> rt.Tensor:
-            if rt.get_default_graph() is not variable.graph:  # the graph only wants to know the shape
+            # In a scratch graph, the caller only wants to know the shape.
+            if rt.get_default_graph() is not variable.graph:
                 return rt.placeholder(leaf.dtype, leaf.shape)
             tensor: rt.Tensor = rt.call(begin, variable.initial_value, name="initial")
             return tensor
@@ -312,8 +314,6 @@ def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.A
 
 def _restored(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.OptState:
     """Rebuilds the state of which ``_stored`` made ``leaves``.
-
-    ``first`` is a state of the same structure and kinds.
 
     ``first`` is a state of the same structure and kinds.
     """
@@ -372,10 +372,10 @@ def updates_of(train: rt.Operation) -> list[rt.Operation]:
 
 
 class WrappedOptimizer:
-    """An optimizer that changes how the updates of another one come together: what is not that is the other's.
+    """An optimizer that changes only the way in which the updates of another optimizer come together.
 
     Args:
-        optimizer: what applies gradients to variables.
+        optimizer: the optimizer that applies gradients to variables.
         name: first part of the names of operations.
     """
 

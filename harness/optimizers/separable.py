@@ -1,4 +1,4 @@
-"""Whether a gradient transformation treats every variable by itself, found from what its update computes."""
+"""A check that a gradient transformation treats every variable by itself, by tracing the update."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from harness.optimizers.sync_replicas import worker_of
 
 
 class StaleSynchronous(WrappedOptimizer):
-    """Makes an optimizer semi-synchronous: updates are applied at once, but no worker runs far ahead of the slowest.
+    """A semi-synchronous optimizer: updates are applied at once, but no worker runs far ahead of the slowest.
 
     After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest one that is connected
     waits for it on the ps that holds the global step. 0 is lock step.
 
     Args:
-        optimizer: what applies the gradients.
+        optimizer: the optimizer that applies the gradients.
         max_staleness: steps.
         worker: this worker's number; by default as in ``SyncReplicas``.
         name: the same in all workers.

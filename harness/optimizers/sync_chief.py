@@ -67,9 +67,9 @@ def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
 
 
 class SyncRunner:
-    """Runs beside training on the chief, as a queue runner does: a thread for each ps, that listens and decides.
+    """The chief's threads beside training, one for each ps, which listen and decide as queue runners do.
 
-    With one ps that ps decides by itself, and there is nothing to run.
+    With one ps, the ps decides by itself, and there is nothing to run.
 
     Args:
         tasks: the orders of each ps, the one that holds the global step first; empty when there is one ps.
@@ -190,7 +190,8 @@ class SyncRunner:
         try:
             under = sess.authority.over(names)
         except (rt.UnavailableError, rt.AbortedError) as error:
-            sess.run([task.status for task in self._tasks])  # a session that recovers does so within a step
+            # A session recovers within a step only, so a step that changes nothing is run.
+            sess.run([task.status for task in self._tasks])
             raise rt.FailedPreconditionError(error.message, task=error.task) from error
         return [(under[name].epoch, under[name].owner) for name in names]
 
@@ -316,7 +317,8 @@ class SyncRunner:
             sess.run([task.commit for task in self._tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:
-                    after = TaskProgress(leader.step + 1)  # some may have told of the next step already
+                    # A task may have reported the next step already.
+                    after = TaskProgress(leader.step + 1)
                     self._reports = [r if r.step > leader.step else after for r in self._reports]
 
     def _order(self, index: int, step: int, workers: Sequence[int], wanted: int | None = None) -> np.ndarray:

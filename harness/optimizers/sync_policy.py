@@ -1,4 +1,4 @@
-"""Which gradients make up the aggregate of a synchronous step over several tasks: pure functions of their reports."""
+"""The choice of gradients for a synchronous step over several tasks: pure functions of the tasks' reports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """What one task has of the present step.
+    """The gradients of the present step that one task has.
 
     Attributes:
         step: the step that the task is at; -1 when it has not heard of one.
-        workers: whose gradients are there, one entry for each gradient, in the order in which they came.
+        workers: the worker of each gradient, in the order in which the gradients came.
     """
 
     step: int = -1
@@ -22,7 +22,7 @@ class TaskProgress:
 
 @dataclass(frozen=True)
 class ClaimReply:
-    """What a task told a new chief.
+    """The report of a task to a new chief.
 
     Attributes:
         step: the step that the task is at; -1 when it has not heard of one.
@@ -37,10 +37,10 @@ class ClaimReply:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to do now.
+    """The decision of the chief.
 
     Attributes:
-        workers: whose gradients to apply, one entry for each; empty: wait.
+        workers: the worker of each gradient to apply; empty if the chief waits.
         reason: in words.
     """
 
@@ -68,7 +68,8 @@ def choose(
     """
     wanted = needed if members is None else min(needed, len(members) * each)
     fewest = min(len(r.workers) if r.step == leader.step else 0 for r in (leader, *others))
-    if fewest < wanted and not time_is_up:  # said before anything is counted: each task of many reports each step
+    # This case is checked before anything is counted, because each of many tasks reports in each step.
+    if fewest < wanted and not time_is_up:
         return Choice((), f"{fewest} of {wanted} gradients are in")
     has = [Counter(r.workers) if r.step == leader.step else Counter() for r in others]
     left = Counter(leader.workers)
@@ -88,7 +89,7 @@ def choose(
 
 @dataclass(frozen=True)
 class Settlement:
-    """How a new chief makes the tasks agree.
+    """The orders by which a new chief makes the tasks agree.
 
     Attributes:
         step: the step of an aggregate that some tasks have applied and others have not.

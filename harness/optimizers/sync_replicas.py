@@ -17,7 +17,7 @@ _ALL = rt.lowlevel.ALL_WORKERS
 
 
 class SyncReplicas(WrappedOptimizer):
-    """Makes an optimizer synchronous: ``replicas_to_aggregate`` gradients are averaged and applied as one step.
+    """A synchronous optimizer: ``replicas_to_aggregate`` gradients are averaged and applied as one step.
 
     A worker pushes all its gradients for one ps in one message, with the step at which it read the variables, and is
     answered when that step is over. Gradients of another step are dropped and counted. Each of the gradients in an
@@ -30,7 +30,7 @@ class SyncReplicas(WrappedOptimizer):
     queue runners.
 
     Args:
-        optimizer: what applies the mean.
+        optimizer: the optimizer that applies the mean.
         replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas`` the others are backups: the step
             does not wait for the slowest. Above it, each worker gives several gradients to one aggregate. None, with
             ``elastic``: one of each worker that is there.
@@ -131,7 +131,8 @@ class SyncReplicas(WrappedOptimizer):
             return self._worker
         number = worker_of(grads_and_vars)
         if number is None and on_chief(grads_and_vars):
-            return self._total - 1  # workers count from 0, whether there is such a job or not
+            # Workers count from 0, whether there is a chief's job or not. So the chief takes the last number.
+            return self._total - 1
         if number is not None and number >= self._total:
             raise rt.InvalidArgumentError(
                 f"{self.name}: this is worker {number}, but total_num_replicas is {self._total}: give the number of "

@@ -1,4 +1,4 @@
-"""What one wants to see of an optimizer in TensorBoard: the learning rate, the norm of the gradients, the averages."""
+"""Summaries of an optimizer for TensorBoard: the learning rate, the norm of the gradients, the averages."""
 
 from __future__ import annotations
 

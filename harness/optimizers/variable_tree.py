@@ -1,4 +1,4 @@
-"""Masks and labels of optax, where each variable is updated by itself: its place in the tree they are written for."""
+"""Masks and labels of optax for single variables: the place of a variable in the tree of the masks."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ def on_wire(params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
 
     Their gradients cross in ``dtype``, too.
 
-    Their gradients cross in ``dtype``, too.
-
     A ps rounds what it sends, the worker goes on in the variable's own dtype; its gradients are rounded before the push
     and added to the variable in the variable's own dtype. Half the bytes with bfloat16, at 8 bits of precision: the
     variables themselves lose nothing, small updates included. For asynchronous training.

@@ -1,4 +1,4 @@
-"""Kinds of attributes: how a parameter of a primitive is written into an expression list, and what is read from one."""
+"""Kinds of attributes: the writing of a primitive's parameter into an expression list, and the reading."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class AttributeKind:
     """A kind of attribute.
 
     Attributes:
-        field: of ``AttributeDef``, that holds it.
-        write: makes what is sent of a parameter.
-        read: makes a parameter of what was received; raises ValueError when it may not be.
-        optional: whether it may be None, which is not sent.
-        operations: those that its computations may hold; None where they may hold any.
+        field: the field of ``AttributeDef`` that holds the attribute.
+        write: converts a parameter to the value that is sent.
+        read: converts a received value to a parameter; raises ValueError for a value that is not allowed.
+        optional: True if the parameter may be None. None is not sent.
+        operations: the operations that computations of the attribute may hold; None if they may hold any.
     """
 
     field: str
@@ -70,10 +70,8 @@ def is_narrow(dtype: DType) -> bool:
 def is_unknown_to_xla(dtype: DType) -> bool:
     """Returns True if XLA has no such elements.
 
-    XLA refuses most programs with them, and ends the process at some. JAX takes elements of one bit for truth values,
-    which are stored in another way: no such program runs.
-
-    JAX takes elements of one bit for truth values, which are stored in another way: no such program runs.
+    XLA refuses most programs with such elements, and ends the process at some. JAX takes elements of one bit for truth
+    values, which are stored in another way: no such program runs.
     """
     return dtype.name.startswith("float6_") or dtype.name in ("int1", "uint1")
 

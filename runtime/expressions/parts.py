@@ -19,9 +19,9 @@ class Part:
 
     Attributes:
         expressions: The program; the shapes of its arguments are known when the parts before are traced.
-        takes: The values of the whole list that are its arguments.
-        gives: The values of the whole list that are its results.
-        identity: The hash of what it computes; equal parts have equal ones.
+        takes: The values of the whole list that are arguments of the program.
+        gives: The values of the whole list that are results of the program.
+        identity: The hash of the computation. Equal parts have equal hashes.
     """
 
     expressions: Expressions
@@ -64,7 +64,9 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
             parts.append(_part(expressions, equations, tuple(taken), gives, values))
         begin = end
     results, odd = list(main.results), []
-    for position, number in enumerate(main.results):  # XLA copies what is an argument, a constant, or a result twice
+    # In one program XLA copies a result that is an argument, a constant, or another result as well. The parts would
+    # pass the array itself on, so a last part makes the copies.
+    for position, number in enumerate(main.results):
         if number < main.arguments or number in main.results[:position]:
             odd.append(number)
             results[position] = first + len(odd) - 1
@@ -77,7 +79,7 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
 
 
 def _ends(main: Computation, made: Sequence[int], used_last: dict[int, int], most: int) -> list[int]:
-    """Returns where each part ends: within its second half, at the place that the fewest values cross."""
+    """Finds the end of each part: a place within the second half that the fewest values cross."""
     crossing, over = [], [0] * (len(main.equations) + 1)
     now = 0
     for index in range(len(main.equations)):

@@ -1,8 +1,9 @@
 """Reader: an expression list of another process becomes a function of jax.lax, or is refused.
 
-Nothing of it reaches JAX before the whole list was read: its operations are rows of the table, its attributes of their
-kinds, its operands values that come before. What it may cost is limited as far as the list can tell. The shapes of its
-values are not in it: JAX infers them here, one equation after the other, and each is checked as soon as it is known.
+JAX sees nothing of the list before the whole list was read. Operations must be rows of the table, attributes must be of
+their kinds, and operands must be earlier values. The cost of the list is limited as far as the list shows the cost. A
+list holds no shapes: JAX infers the shapes here, one equation after the other. Each shape is checked as soon as JAX has
+inferred the shape.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class Equation:
     """An operation of the table with what it is applied to.
 
     Attributes:
-        name: its row's.
-        row: its row.
-        operands: from 0 on values of its computation, below 0 constants.
+        name: name of the row.
+        row: the row of the table.
+        operands: from 0 on values of the computation, below 0 constants.
         attributes: by name; ``Computation``s among them.
-        results: how many it gives.
-        cost: what it costs to trace and to compile, computations inside included; a plain operation costs 1.
-        message: what it was read from.
+        results: number of results.
+        cost: cost to trace and to compile, with computations inside; a plain operation costs 1.
+        message: the message from which the equation was read.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Equation:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Computation:
-    """Equations in the order in which they are made, with arguments before and results behind them."""
+    """Equations in the order of evaluation, between arguments and results."""
 
     arguments: int
     equations: tuple[Equation, ...]
@@ -87,8 +88,8 @@ class Expressions:
 
     Attributes:
         arguments: shape and dtype of each argument.
-        main: what it computes.
-        constants: its constants.
+        main: the computation.
+        constants: the constants of all computations.
         threefry_partitionable: JAX's setting of that name where the list was written.
     """
 
@@ -141,10 +142,10 @@ def _read(data: bytes) -> Expressions:
 
 
 class _Reading:
-    """Reads the computations of one list, and counts what they cost.
+    """The reader of the computations of one list, which counts their cost.
 
     Args:
-        constants: how many constants the list has.
+        constants: number of constants in the list.
     """
 
     def __init__(self, constants: int) -> None:
@@ -208,10 +209,12 @@ class _Reading:
                 inner.append((key, kind))
             else:
                 attributes[key] = _attribute(name, key, kind, given[key])
+        # A loop that is unrolled is compiled as often as its body is written out. The trips count through nested loops.
         _check_window(name, attributes)
         times = attributes.get("unroll", 1)
         trips *= max(1, attributes.get("length", 1))
         cost = row.cost + (len(operands) + message.results) // OPERANDS
+        # Computations come last, because their limit of trips needs the length of the loop.
         for key, kind in inner:
             if given[key].WhichOneof("value") != "computations" or not given[key].computations.values:
                 raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")

@@ -1,4 +1,4 @@
-"""The table of operations: every one that an expression list may hold, its attributes, and how jax.lax makes it.
+"""The table of operations: what an expression list may hold, with attributes and the function of jax.lax.
 
 A row's name is that of a JAX primitive, and its attributes are those parameters of the primitive that say what it
 computes. The task makes the operation with the public function of ``jax.lax``, which checks operands and attributes and
@@ -162,8 +162,6 @@ def _dividing(make: Make, x: Value, y: Value) -> Value:
     """Divides, and hides a constant divisor of zero.
 
     MLIR ends the process when it divides a constant integer by a constant zero.
-
-    MLIR ends the process when it divides a constant integer by a constant zero.
     """
     if not jnp.issubdtype(y.dtype, jnp.integer) or isinstance(y, np.ndarray) and y.all():
         return make(x, y)
@@ -174,8 +172,6 @@ def _rng_uniform(low: Value, high: Value, shape: Sequence[int]) -> Value:
     """Draws numbers, and refuses dtypes that XLA cannot draw.
 
     XLA ends the process at such a dtype.
-
-    XLA ends the process when it is to draw any others.
     """
     drawn = "float16 bfloat16 float32 float64 int32 int64 uint32 uint64".split()
     if low.dtype.name not in drawn:
@@ -582,7 +578,7 @@ def _scan_counts(params: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _expanded(params: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Returns what an operation is made of that JAX keeps as one until it lowers it, since 0.12 (searchsorted)."""
+    """Expands an operation that JAX 0.12 keeps whole until JAX lowers the operation (searchsorted)."""
     whole = params["_prim"]
 
     def call(*operands: Value) -> Value:

@@ -1,7 +1,7 @@
 """Writer: the jaxpr of a stage becomes an expression list, equal in every process that plans the same graph.
 
-Calls (``jit``, custom derivatives, rematerialisation) are written out where they stand, equations whose results nobody
-needs are left out, and an array all of whose elements are equal becomes a number that is broadcast.
+Calls (``jit``, custom derivatives, rematerialisation) are written out in their place. Equations without a needed result
+are left out. An array whose elements are all equal becomes a number that is broadcast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
         platform: XLA's name of the platform on which it will run: no other branch of ``platform_dependent`` is written.
 
     Raises:
-        NotInTableError: something in it is not in the table of operations; names it.
+        NotInTableError: an operation of the jaxpr is not in the table; the error names the operation.
     """
     if jaxpr.effects:
         raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")
@@ -52,7 +52,7 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
 
 
 class _Writer:
-    """Writes the computations of one expression list, which share their constants."""
+    """The writer of one expression list, whose computations share the constants of the list."""
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
@@ -74,7 +74,7 @@ class _Writer:
 
 
 class _Body:
-    """Writes the equations of one computation."""
+    """The writer of the equations of one computation."""
 
     def __init__(self, writer: _Writer, arguments: int) -> None:
         self._writer = writer
@@ -86,11 +86,11 @@ class _Body:
 
         Args:
             closed: the jaxpr.
-            arguments: its arguments.
-            needed: which of its results are.
+            arguments: the values to use as arguments of the jaxpr.
+            needed: for each result, True if a later equation needs the result.
 
         Returns:
-            Its results; those that are not needed are anything.
+            The results. A result that is not needed may be any value.
         """
         jaxpr = closed.jaxpr
         where: dict[Var, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
@@ -115,12 +115,14 @@ class _Body:
         params = RENAMED[name](equation.params) if name in RENAMED else equation.params
         if name in IDENTITIES:
             return list(operands)
-        if name == "custom_linear_solve":  # what it is the solution of matters to derivatives alone
+        # The equation that is solved matters to derivatives alone: only the solver is written.
+        if name == "custom_linear_solve":
             lengths = params["const_lengths"]
             before = lengths.matvec + lengths.vecmat
             given = [*operands[before : before + lengths.solve], *operands[sum(lengths) :]]
             return self.inline(params["jaxprs"].solve, given, needed)
-        if name == "platform_index":  # only a branch by platform refers to it, which needs no index
+        # Only a branch by platform refers to the index. The branch is chosen below, and needs none.
+        if name == "platform_index":
             return [0]
         if name == "cond" and params.get("branches_platforms") is not None:
             branch = params["branches"][self._branch_by(params["branches_platforms"])]
@@ -176,8 +178,6 @@ class _Body:
         """Puts a barrier before the operands of equations that are computed again on purpose.
 
         Without the barrier, XLA would find the first computation instead.
-
-        Without the copy, XLA would find the first computation instead.
         """
         which = [i for i in range(len(operands)) if apart is True or apart is not False and apart[i]]
         passed = dict(

@@ -163,7 +163,8 @@ def _differentiate(
         collected.setdefault(op.inputs[0], []).append(_sum(collected[op.outputs[0]]))
         return
     if not isinstance(op.body, Pure):
-        return  # a stateful operation: nothing is known of how its outputs depend on its inputs
+        # A stateful operation: nothing is known of how its outputs depend on its inputs.
+        return
     fn, indices = op.body.fn, [t.index for t in used]
 
     def backward(*arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -32,7 +32,7 @@ FeedDict: TypeAlias = Mapping[Any, object]
 
 
 class SessionLike(Protocol):
-    """What runs the steps of a graph."""
+    """A session: an object that runs the steps of a graph."""
 
     def run(self, fetches: object, feed_dict: FeedDict | None = None) -> Any:
         """Runs one step and returns the values of ``fetches``."""
@@ -61,8 +61,8 @@ class Tensor(Operators["Tensor"]):
     """One output of an operation: a value that exists only while a step runs.
 
     Attributes:
-        op: the operation that makes it.
-        index: which of the operation's outputs it is.
+        op: the operation that makes the tensor.
+        index: number among the operation's outputs.
         shape: static shape, ``None`` for a dimension (or as a whole) known only when the step runs.
         dtype: numpy dtype; ``object`` stands for strings.
     """
@@ -126,13 +126,13 @@ class Operation:
 
     Attributes:
         name: unique in its graph.
-        type: what a reader calls it ("Placeholder", "Variable", "Assign", "matmul" ...); device functions see it.
-        body: what it does (see ``runtime.graph.op_kinds``).
-        inputs: tensors it consumes.
-        control_inputs: operations that must have run before it.
-        device: what was asked for, merged from the scopes; what runs is decided by the planner.
-        wide: whether its function is traced in JAX's 64-bit mode, whatever it is given: that was on when it was made.
-        outputs: its tensors.
+        type: the kind of operation ("Placeholder", "Variable", "Assign", "matmul" ...), which device functions see.
+        body: the work of the operation (see ``runtime.graph.op_kinds``).
+        inputs: the tensors that the operation takes.
+        control_inputs: operations that must run before.
+        device: the requested device, merged from the scopes. The planner chooses the device that runs the operation.
+        wide: True if JAX was in 64-bit mode when the operation was made. The function is then traced in that mode.
+        outputs: the tensors that the operation makes.
     """
 
     __slots__ = (
@@ -184,7 +184,7 @@ class Operation:
 
 @runtime_checkable
 class StandsForElement(Protocol):
-    """What stands for a tensor or operation of a graph, as a variable does for its value."""
+    """An object that stands for a tensor or operation of a graph, as a variable does for its value."""
 
     def _as_graph_element(self) -> Tensor | Operation: ...
 
@@ -309,7 +309,8 @@ class Graph:
         """Gives ``name`` within the current scope, with ``_1``, ``_2`` ... appended when it is taken."""
         full = self._scope + name
         with self._lock:
-            key = full.lower()  # as in TF1: names that differ only in case would clash as files and in TensorBoard
+            # As in TF1: names that differ only in case would clash as files and in TensorBoard.
+            key = full.lower()
             count = self._names_in_use.get(key, 0)
             candidate = full
             while count and candidate.lower() in self._names_in_use:
@@ -540,7 +541,7 @@ def default_session_stack() -> list[SessionLike]:
 
 
 def push_default_session(session: SessionLike) -> None:
-    """Makes ``session`` the default one of this thread."""
+    """Makes ``session`` the default session of this thread."""
     default_session_stack().append(session)
 
 

@@ -1,4 +1,4 @@
-"""Initialisation: the variables of a graph, what gives them values, and what tells which have none."""
+"""Initialisation: lists of a graph's variables, initialisers, and reports of variables without a value."""
 
 from __future__ import annotations
 

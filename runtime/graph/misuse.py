@@ -1,4 +1,4 @@
-"""A tensor where JAX wants an array: the mistake of those who know JAX and not this, told with its cure."""
+"""A tensor where JAX wants an array: a common mistake of users of JAX. The error says the cure."""
 
 from __future__ import annotations
 

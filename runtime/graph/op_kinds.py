@@ -1,4 +1,4 @@
-"""What an operation does: a small closed set of frozen values, one for each kind the planner knows.
+"""The bodies of operations: a small closed set of frozen values, one for each kind that the planner knows.
 
 The client describes, the planner lowers, the task obeys. A pure body holds a JAX function and is compiled into the
 XLA program of its stage; a host body names one of the task's own kernels with plain-data attributes, because no code
@@ -25,7 +25,7 @@ Attrs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """The identity of a variable: what a task needs to find, check or create it.
+    """The identity of a variable, by which a task finds, checks or creates the variable.
 
     Attributes:
         name: name in its container, the same for every session of the cluster.
@@ -74,7 +74,7 @@ class RandomKey(Pure):
     Attributes:
         make: ``make(seeds, step id)`` gives the key's words, as does ``fn(step id)``; one function for all keys that
             are made alike.
-        seeds: what tells this key from others, 32 bits each.
+        seeds: numbers of 32 bits that distinguish this key from other keys.
     """
 
     make: ArrayFn
@@ -152,7 +152,7 @@ class Host:
 class PythonCall:
     """A Python function of the client's process, which a session calls between the parts of a step.
 
-    It never reaches a task: the planner is given what it gave (``runtime/plan/substeps.py``).
+    The call never reaches a task: the planner receives its results as feeds (``runtime/plan/substeps.py``).
 
     Attributes:
         function: ``function(session, arrays)`` gives a value for each output; ``session`` is what runs the step.

@@ -28,7 +28,7 @@ def make_operations_with(call: Callable[..., Any]) -> None:
 
 
 class Operators(Generic[Result]):
-    """What tensors and variables have in common: Python's operators on their values, which give ``Result``s."""
+    """Python's operators on the values of tensors and variables, which give ``Result``s."""
 
     __slots__ = ()
     __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
@@ -175,8 +175,6 @@ def _item(array: jax.Array, item: Any) -> jax.Array:
 
     Where a number in ``item`` is out of bounds, the result is NaN, or the integer or bool furthest from zero. XLA
     raises no errors, and would pick the last element.
-
-    XLA raises no errors, and would give the last element.
     """
     picked = array[item]
     inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _numbers(item, array.shape)]

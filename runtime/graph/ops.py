@@ -49,7 +49,8 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
         array = np.array(value, object)
     except ValueError as error:
         raise InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
-    if array.dtype.kind in "SUO":  # numpy's own string kinds drop zero bytes at the end
+    # numpy's own string kinds drop zero bytes at the end, so strings are taken from the value itself.
+    if array.dtype.kind in "SUO":
         return _string_array(array if isinstance(value, np.ndarray) else np.asarray(value, object), what)
     if dtype is not None:
         wanted = as_dtype(dtype)
@@ -137,7 +138,8 @@ def constant(
     array = as_array(value, dtype, name or "constant")
     if shape is not None:
         array = _shaped(array, tuple(shape), name or "constant")
-    array = np.array(array, order="C")  # a copy: the caller may change what was given
+    # A copy, because the caller may change the array afterwards.
+    array = np.array(array, order="C")
     array.flags.writeable = False
     op = get_default_graph().add_operation(
         "Const", Constant(array), outputs=[(array.shape, array.dtype)], name=name or "Const"
@@ -154,7 +156,7 @@ def _shaped(array: Array, shape: tuple[int, ...], what: str) -> Array:
 
 @runtime_checkable
 class StandsForTensor(Protocol):
-    """What is taken for a tensor in arithmetic, as a variable is for its value."""
+    """An object that is taken for a tensor in arithmetic, as a variable is for its value."""
 
     def _as_tensor(self) -> Tensor: ...
 
@@ -209,7 +211,8 @@ def _called(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, la
             places.append(i)
             tensors.append(as_tensor(leaf))
         elif isinstance(leaf, np.ndarray):
-            leaves[i] = leaf.copy()  # it is read when a step is planned, and the caller may have changed it by then
+            # The array is read when a step is planned. The caller may have changed it by then.
+            leaves[i] = leaf.copy()
 
     def flat_fn(*arrays: jax.Array) -> object:
         filled = list(leaves)
@@ -218,7 +221,8 @@ def _called(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, la
         inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
         return fn(*inner_args, **inner_kwargs)
 
-    wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None  # asked for by an argument such as dtype
+    # An argument such as ``dtype=jnp.int64`` asks for 64-bit mode.
+    wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None
     out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
     kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
     flat = lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays)))  # noqa: E731

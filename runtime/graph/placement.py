@@ -32,13 +32,13 @@ class OutputInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class OpInfo:
-    """What a device function is given: an operation that is being made.
+    """An operation that is being made, as a device function sees the operation.
 
     Attributes:
         type: such as "Variable".
         name: unique in the graph.
-        outputs: its outputs.
-        device: what the scopes inside of this function asked for, in short form; empty when they did not.
+        outputs: shape and dtype of each output.
+        device: the device that the scopes inside of this function request, in short form; empty if they request none.
     """
 
     type: str
@@ -203,7 +203,7 @@ def replica_device_setter(
 
 
 class RoundRobinStrategy:
-    """Gives tasks 0, 1, 2 ... in the order of the calls.
+    """A strategy that returns tasks 0, 1, 2 ... in the order of the calls.
 
     Args:
         num_tasks: number of parameter servers.
@@ -222,7 +222,7 @@ class RoundRobinStrategy:
 
 
 class GreedyLoadBalancingStrategy:
-    """Gives the task with the least load so far, the lowest of equals.
+    """A strategy that returns the task with the least load so far, the lowest of equals.
 
     Args:
         num_tasks: number of parameter servers.
@@ -242,7 +242,7 @@ class GreedyLoadBalancingStrategy:
 
 
 class RandomStrategy:
-    """Gives a task by the operation's name: the same in every process, whatever the order.
+    """A strategy that chooses a task by the operation's name: the same in every process, in any order.
 
     Args:
         num_tasks: number of parameter servers.

@@ -22,7 +22,7 @@ Shapes: TypeAlias = Sequence[int | None] | Sequence[Sequence[int | None] | None]
 
 
 class _Resource:
-    """A named resource: one operation that stands for it, and operations on it that run where it lives."""
+    """A named resource: an operation that stands for the resource, and operations that run on its task."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Resource:
 
 
 class Queue(_Resource):
-    """What all queues do. Elements are tuples of tensors; with one component the tensor itself.
+    """The operations of all queues. Elements are tuples of tensors; with one component the tensor itself.
 
     Blocking operations wait on the queue's task. They end with CancelledError when their session closes, when an
     enqueue's queue is closed, and with OutOfRangeError when a dequeue's queue is closed and runs dry.

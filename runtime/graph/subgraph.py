@@ -1,4 +1,4 @@
-"""Operations that a function of the program has made, as one JAX function: what conditionals and loops are made of.
+"""Subgraphs: operations that a function of the program has made, as one JAX function for conditionals and loops.
 
 The operations lie in the graph like all others, where a step runs none of them by itself. What they take from outside
 (values that were there before, variables, what is fed) becomes the inputs of the conditional or loop. What they change,
@@ -24,7 +24,7 @@ from runtime.tensor_spec import AnyArray, DType
 
 @dataclass(frozen=True)
 class Condition:
-    """Under which something happens: when the bool scalar ``tensor`` is ``value``."""
+    """The condition of an effect, which holds if the bool scalar ``tensor`` is ``value``."""
 
     tensor: Tensor
     value: bool
@@ -38,11 +38,11 @@ class Subgraph:
     """A function of arrays, made of operations.
 
     Attributes:
-        arguments: tensors that stand for what it is called with.
-        results: what it gives.
-        captured: the tensors from outside that it needs besides, in the order in which it takes their arrays.
+        arguments: tensors that stand for the arguments of a call.
+        results: tensors that stand for the results.
+        captured: the other tensors from outside that the function needs, in the order of their arrays in a call.
         after: operations outside that must have run before.
-        operations: what it computes, in their order.
+        operations: the operations of the function, in their order.
     """
 
     def __init__(

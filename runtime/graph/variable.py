@@ -61,11 +61,13 @@ class Variable(Operators[Tensor]):
     ) -> None:
         graph = get_default_graph()
         static, wanted = _static_spec(initial_value, dtype, name or "Variable")
-        if callable(initial_value) and static is None:  # its shape shows only when it is called
+        # The shape of a function's value shows only when the function is called.
+        if callable(initial_value) and static is None:
             static, wanted = _call_elsewhere(initial_value, dtype, name or "Variable")
         assert static is not None
         with graph.control_dependencies(None):
-            full = graph.unique_name(name or "Variable")  # taken now: another thread gets another one
+            # The name is taken now, so that another thread gets another name.
+            full = graph.unique_name(name or "Variable")
             self.spec = VariableSpec(full, static, wanted, container, local)
             self._op = graph.add_operation("Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/")
             with graph.name_scope(full + "/"):

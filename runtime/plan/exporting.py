@@ -36,7 +36,7 @@ def own_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) ->
     with jax.enable_x64(True):
         traced = jax.jit(run).trace(*(aval(s.shape, s.dtype) for s in arguments))
         module = traced.lower(lowering_platforms=(platform,)).as_text()
-    # A step may run again after it was cut off, which what Python has seen cannot.
+    # A step may run again after it was cut off. The effects of a Python callback cannot be taken back.
     if traced.jaxpr.effects or _CALLBACK.search(module):
         raise InvalidArgumentError("it has a callback; a program of a step calls no Python: rt.Print prints in a step")
     if "mhlo.num_partitions = 1 " not in module:
@@ -58,7 +58,8 @@ def write_program(run: ArrayFn, arguments: Sequence[TensorSpec], platform: str) 
     """
     jaxpr = trace(run, [aval(s.shape, s.dtype) for s in arguments], True)
     data = write_expressions(jaxpr, platform)
-    read_expressions(data)  # what is too large or too deep for any task is told here, before it is sent
+    # A program that is too large or too deep for any task fails here, with the name of its stage, and is not sent.
+    read_expressions(data)
     return Program(data, tuple(arguments), _results(jaxpr))
 
 

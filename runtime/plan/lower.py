@@ -196,7 +196,8 @@ def _lower_deferred(
         now = dict(zip((variables[i] for i in reads), arrays[: len(reads)], strict=True))
         old = [] if body.overwrites else [now[v] for v in body.variables]
         new = dict(zip(body.variables, _apply(traced.jaxprs[op], [*old, *arrays[len(reads) :]]), strict=False))
-        return (*(new[variables[i]] for i in writes), np.zeros((), np.bool_))  # the last tells when it is done
+        # The last result tells when the program is done: variables may be donated meanwhile.
+        return (*(new[variables[i]] for i in writes), np.zeros((), np.bool_))
 
     own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.kernel_inputs :])
     place = {tensor: i for i, tensor in enumerate((*inputs, *op.outputs))}
@@ -236,13 +237,14 @@ def _lower_xla(
             _evaluate(op, traced, now, values)
         return now, values
 
-    # Which outputs are just a variable's value after the stage is seen by evaluating with tokens in place of arrays.
+    # An output that is just a variable's final value is not computed. Evaluating with tokens in place of arrays shows
+    # which outputs are.
     computed, refs = _outputs(operations, outputs, variables)
 
     def run(*arguments: jax.Array) -> tuple[AnyArray, ...]:
         now, values = evaluate(*arguments)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
-        # With no computed result, a last one tells when it is done: variables may be donated meanwhile.
+        # Without a computed result, a last one tells when the program is done: variables may be donated meanwhile.
         return results if computed else (*results, np.zeros((), np.bool_))
 
     program = None
@@ -289,7 +291,8 @@ def _export(
             f"operations [{names}] cannot be sent to {device.name}: {one_line(error)}; "
             "place them on a device of this process"
         ) from error
-    except Exception as error:  # a callback in one of them, or something that this platform does not have
+    # A callback in an operation, or an operation that this platform does not have.
+    except Exception as error:
         names = ", ".join(op.name for op in operations)
         raise InvalidArgumentError(
             f"operations [{names}] cannot become a program for {device.name}: {one_line(error)}"

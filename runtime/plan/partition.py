@@ -4,8 +4,9 @@ An operation's wave is the longest path to it counted in changes of place. A sta
 stages lead to later waves and the stages of one wave are independent of each other. Where an operation could be in
 several waves it goes where it adds no stage: reads and computations as late as possible, writes as early.
 
-An operation that may wait is a stage of its own, and a stage waits for such a one only if its operations do: what
-feeds an enqueue never shares a stage with what a dequeue feeds, or the two could wait for each other.
+An operation that may wait is a stage of its own. A stage waits for such an operation only if its own operations do. So
+an operation that feeds an enqueue never shares a stage with an operation that a dequeue feeds. In one stage the two
+could wait for each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Place = Hashable
 
 @dataclass(frozen=True)
 class Partition:
-    """One stage before it is lowered: its place, its wave, its operations in the order they run."""
+    """A stage before lowering: place, wave and operations in the order in which they run."""
 
     place: Place
     wave: int
@@ -63,7 +64,7 @@ def is_write(op: Operation) -> bool:
 
 
 class _Spot(NamedTuple):
-    """Where an operation runs, and the operations that may wait which must be over before: equal ones share a stage."""
+    """The place of an operation, and the waiting operations behind which it runs. Equal spots share a stage."""
 
     place: Place
     behind: frozenset[Operation] = frozenset()
@@ -78,6 +79,7 @@ def _waves(
     waits_for: Mapping[Operation, Sequence[Operation]],
     spots: dict[Operation, _Spot],
 ) -> tuple[dict[Operation, int], dict[Operation, _Spot]]:
+    # Forward: the earliest wave of each operation, and the waiting operations behind which it runs.
     earliest: dict[Operation, int] = {}
     followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
     used: dict[Place, dict[_Spot, set[int]]] = {}
@@ -91,6 +93,8 @@ def _waves(
         earliest[op] = _floor(op, spot, earliest, spots, waits_for)
         used.setdefault(spot.place, {}).setdefault(spot, set()).add(earliest[op])
 
+    # Backward: reads and computations move to the last stage that is there. Consumers come first, so that an operation
+    # holds none of them up.
     waves = dict(earliest)
     latest: dict[Operation, float] = {}
     for op in reversed(operations):
@@ -103,7 +107,9 @@ def _waves(
     for op in operations:
         if not is_write(op):
             occupied.setdefault(spots[op], set()).add(waves[op])
-    for op in operations:  # a write joins the first stage that is there anyway
+    # Forward again: a write joins the first stage that is there anyway. So a variable is written as early as possible
+    # without an additional stage.
+    for op in operations:
         if is_write(op):
             floor = _floor(op, spots[op], waves, spots, waits_for)
             stages = occupied.setdefault(spots[op], set())
@@ -124,8 +130,6 @@ def _latest_stage(
     """Finds the last stage that can take the operation.
 
     Of stages of one wave, the stage at the operation's own spot is preferred.
-
-    Where there are several, its own spot is returned.
     """
     own = spots[op]
     found: list[tuple[int, bool, _Spot]] = []
@@ -167,8 +171,8 @@ def _limit(
 def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]]) -> list[Operation]:
     """Orders the operations of one stage.
 
-    What must be before is before, and a read that nothing orders against a write of the same variable sees what was
-    written.
+    An operation comes after all that it waits for. A read sees the written value of a variable, unless the write waits
+    for the read.
     """
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}
@@ -182,6 +186,7 @@ def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Seq
                 writes.setdefault((variable.container, variable.name), []).append(op)
         elif isinstance(op.body, Host) and op.body.stateful and "variable" in op.body.attrs:  # a string variable's
             writes.setdefault((op.body.attrs["container"], op.body.attrs["variable"]), []).append(op)
+    # A write that depends on the read stays behind it: the update of a counter computes with the old value.
     moved = False
     for key, readers in reads.items():
         for writer in writes.get(key, ()):

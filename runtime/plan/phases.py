@@ -1,4 +1,4 @@
-"""Phases: the groups of waves of a step. A phase begins when the one before it is over."""
+"""Phases: the groups of waves of a step. A phase begins when the phase before has ended."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Device:
         job: name of the job.
         task: index in the job.
         type: "CPU", "GPU" ...
-        index: which one of that type.
+        index: number among the task's devices of that type.
         platform: XLA's name of the platform programs are lowered for ("cpu", "cuda", "rocm", "tpu").
         is_own: True for a device of the session's own process, which takes any JAX program. A device of another
             process takes expression lists.
@@ -45,13 +45,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Devices:
-    """What the placer may choose from.
+    """The devices from which the placer chooses.
 
     Attributes:
         all: the devices of every task that the session may touch.
         target: (job, task) of the session's target: where operations without a device run.
         home: (job, task) where variables without a device live: one place for all sessions of a cluster.
-        soft: fall back to a device of another type on the same task where the one asked for is missing.
+        soft: fall back to a device of another type on the same task where the requested device is missing.
     """
 
     all: tuple[Device, ...]
@@ -100,6 +100,7 @@ def _is_local(op: Operation) -> bool:
 
 def _choose(op: Operation, devices: Devices, stateful: bool, local: bool, host: bool) -> Device:
     spec = DeviceSpec.parse(op.device)
+    # Shared variables have one home for all sessions of a cluster. Local variables and computations stay on the target.
     if spec.job is None:
         job, task = devices.target if local or not stateful else devices.home
         if spec.task is not None:
@@ -108,12 +109,14 @@ def _choose(op: Operation, devices: Devices, stateful: bool, local: bool, host: 
     else:
         candidates = [d for d in devices.all if d.job == spec.job and spec.task in (None, d.task)]
         if spec.task is None and candidates:
+            # For a shared variable the first task is taken, even if the target is of the job: all sessions must agree.
             tasks = {d.task for d in candidates}
             own = devices.target if devices.target[0] == spec.job and devices.target[1] in tasks else None
             first = own[1] if own is not None and (local or not stateful) else min(tasks)
             candidates = [d for d in candidates if d.task == first]
     if not candidates:
         raise InvalidArgumentError(_nothing_matches(op, devices.all))
+    # A host kernel runs on the CPU, whatever type the device names.
     if host:
         return next((d for d in candidates if d.type == "CPU"), candidates[0])
     if spec.device_type is None and spec.device_index is None:

@@ -1,4 +1,4 @@
-"""Plan: what the planner makes and a master runs. It is frozen and refers to no graph."""
+"""Plan: the stages of a step, made by the planner and run by a master. A plan is frozen and refers to no graph."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ PULL, COMPUTE, PUSH = 0, 1, 2
 
 
 class ProgramIdentity(NamedTuple):
-    """The identity of a program: what its sender says of it is part of it, and is believed for no other sender.
+    """The identity of a program, which includes everything that its sender says of the program.
+
+    A description is believed for no other sender.
 
     Attributes:
-        sha256: SHA-256 of its bytes, in hexadecimal digits.
+        sha256: SHA-256 of the program's bytes, in hexadecimal digits.
         arguments: shape and dtype of each argument.
         results: shape and dtype of each result.
         is_own: True for a program that never leaves its process.
@@ -67,9 +69,9 @@ class HostCall:
 
     Attributes:
         kernel: registered name.
-        attrs: its attributes, JSON-compatible.
+        attrs: the kernel's attributes, JSON-compatible.
         arguments: for each argument, an index into the stage's inputs followed by all results so far.
-        results: how many results it gives.
+        results: number of results.
         op: name of the operation, for errors.
     """
 
@@ -99,21 +101,21 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class Stage:
-    """The operations of one step that run together on one device: what a task registers and runs.
+    """The operations of a step that run together on one device. A task registers and runs a stage.
 
     Attributes:
         device: full name of the device.
-        variables: the variables it touches.
+        variables: the variables that the stage touches.
         reads: indices of the variables that are the program's first arguments.
         writes: indices of the variables that are the program's first results.
         inputs: shape and dtype of each input; None when the layout is not fixed (host stages).
-        outputs: what each output is.
+        outputs: the source of each output.
         output_specs: shape and dtype of each output; None when the layout is not fixed.
         program: the XLA program, or None when nothing is computed.
         host: the kernels of a host stage, in order. With a program too, a deferred update: one kernel, that runs the
             program with inputs of its own when it sees fit.
-        writes_state: whether running it twice differs from running it once.
-        operations: names of the operations in it, for traces and errors; not part of its identity.
+        writes_state: True if running the stage twice differs from running the stage once.
+        operations: names of the operations, for traces and errors; not part of the stage's identity.
     """
 
     device: Device
@@ -136,18 +138,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Remote:
-    """An input that the running task fetches itself from the task that holds it."""
+    """An input that the running task fetches from the task that holds the input."""
 
     task: str
     slot: int
 
 
 class Hold(NamedTuple):
-    """An output that a task holds until others have fetched it.
+    """An output that a task holds until other tasks have fetched the output.
 
     Attributes:
-        times: how often it will be fetched.
-        by: the tasks that will; none where an earlier version of the client does not say.
+        times: number of fetches.
+        by: the tasks that fetch the output; empty if an earlier version of the client does not say.
     """
 
     times: int
@@ -159,7 +161,7 @@ class StageCall:
     """One stage of a plan with its place in the step's table of values (its slots).
 
     Attributes:
-        stage: what runs.
+        stage: the stage that runs.
         wave: stages of one wave are independent of each other.
         inputs: the slot of each input.
         outputs: the slot of each output.
@@ -184,11 +186,11 @@ class Plan:
     Slots come in this order: the feeds, the constants, the step's own id, then the outputs of the stages.
 
     Attributes:
-        feeds: how many feeds.
+        feeds: number of feeds.
         constants: values that travel with the step because they are too large to be literals of a program.
         stages: in the order of their waves.
         fetches: the slot of each fetched tensor, or -1 for an operation (its value is None).
-        slots: the size of the table.
+        slots: the size of the table of values.
         after: for each stage, the numbers of the stages that must be over before it begins.
     """
 
@@ -213,9 +215,7 @@ class Plan:
     def is_training(self) -> bool:
         """Returns True if a step trains.
 
-        Such a step changes variables by what they were, or acts on resources (an accumulator, a queue).
-
-        Such a step changes variables by what they were, or acts on resources (an accumulator, a queue).
+        Such a step computes new values of variables from the old ones, or acts on resources (an accumulator, a queue).
         """
         stages = [call.stage for call in self.stages]
         return any(set(s.reads) & set(s.writes) or (s.host and s.writes_state) for s in stages)

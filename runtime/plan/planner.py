@@ -62,9 +62,7 @@ def tensor_specs(
 def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
     """Replaces a fetched step counter by its value after a deferred update.
 
-    The update reports the value, where reading it again would be a round trip more.
-
-    The update tells it, where reading it again would be a round trip more.
+    The update returns the value. Another read would be another round trip.
     """
     after_update = {
         (op.body.variables[0], op.device): op.outputs[0]
@@ -111,6 +109,7 @@ class _Assembly:
                 self.slot[tensor] = len(feeds) + len(self.constants)
 
     def plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
+        # Every output needs its consumers, so the inputs of all stages come first.
         inputs = [self._inputs(c) for c in self.partitions]
         wanted_by: dict[Tensor, list[int]] = {}
         for index, tensors in enumerate(inputs):
@@ -119,6 +118,7 @@ class _Assembly:
         self.made_by = {
             t: i for i, c in enumerate(self.partitions) for op in c.operations for t in op.outputs if t not in self.slot
         }
+        # The first slots are those of the feeds and constants; the last slot before the outputs is the step's id.
         fetched = {t for t in self.fetches if isinstance(t, Tensor)}
         next_slot = len(self.feeds) + len(self.constants) + 1
         stages: list[StageCall] = []
@@ -132,6 +132,7 @@ class _Assembly:
                 next_slot += 1
             all_outputs.append(outputs)
         for index, (c, tensors, outputs) in enumerate(zip(self.partitions, inputs, all_outputs, strict=True)):
+            # All operations of a partition have one device.
             device = self.placed[c.operations[0]]
             stage = lower_stage(device, c.operations, tensors, outputs, self.traced)
             remote = {i: r for i, t in enumerate(tensors) if (r := self._remote(t, index)) is not None}
@@ -175,10 +176,8 @@ class _Assembly:
     def _goes_direct(self, maker: int, consumer: int) -> bool:
         """Returns True if a tensor does not pass the master.
 
-        It does not if neither the task that makes it nor the task that takes it is the master's. The two may be the
+        The tensor goes directly if neither its maker nor its consumer runs on the master's task. Both may run on the
         same task.
-
-        It does if neither task is the master's, and if both are the same task.
         """
         return self._task(maker) != self.master_task and self._task(consumer) != self.master_task
 

@@ -1,4 +1,4 @@
-"""Prune: the operations that the fetches of a step need, and what each must wait for."""
+"""Prune: the operations that the fetches of a step need, and the operations that each must wait for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.graph.ops import EMBED_BYTES
 
 @dataclass(frozen=True)
 class Needed:
-    """What a step has to do.
+    """The operations that a step has to run.
 
     Attributes:
         operations: the operations to run, each after all that it waits for. Placeholders and the step's own id are
@@ -63,7 +63,9 @@ def prune(
     ordered = sorted(seen, key=lambda op: op.id)
     waits_for: dict[Operation, tuple[Operation, ...]] = {}
     given: list[Tensor] = []
-    behind: dict[Operation, tuple[Operation, ...]] = {}  # what a dissolved operation stands for
+    # Placeholders and points of control are no operations of the step. ``behind`` has the operations to wait for in
+    # their place.
+    behind: dict[Operation, tuple[Operation, ...]] = {}
     for op in ordered:
         before: dict[Operation, None] = {}
         for other in (*(t.op for t in op.inputs if t not in fed), *op.control_inputs):

@@ -1,4 +1,4 @@
-"""Substeps: how a step with Python calls is run as several, each of which is given what was computed before it."""
+"""Substeps: the parts of a step with Python calls. Each part takes the results of the parts before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.plan.prune import Needed, prune
 
 @dataclass(frozen=True, eq=False)
 class Substep:
-    """A part of a step: what the tasks compute, and then the Python calls that were waiting for it.
+    """A part of a step: a computation of the tasks, and then the Python calls that waited for the computation.
 
     Attributes:
-        fetches: what the tasks compute, for later substeps, for the calls or for the user; nothing in many of them.
-        feeds: the tensors that must be given for that: the user's feeds, and what earlier substeps made.
+        fetches: the tensors that the tasks compute for later substeps, for the calls or for the user; often none.
+        feeds: the tensors that must be given: feeds of the user, and results of earlier substeps.
         done: the operations of earlier substeps, which must not run again.
         calls: the Python calls, in the order in which they run.
     """
@@ -49,6 +49,8 @@ def substeps(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -
     found = []
     done: set[Operation] = set()
     fed = set(feeds)
+    # An operation is fetched from its substep if a later substep or a Python call needs the result. The last substep
+    # has no calls after it, so it fetches what the user asked for.
     for number in range(last + 1):
         now = [op for op in needed.operations if when[op] == number and not isinstance(op.body, Constant)]
         ours, calls = [op for op in now if not _is_call(op)], [op for op in now if _is_call(op)]
