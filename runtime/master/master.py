@@ -203,7 +203,7 @@ class MasterSession:
     def _run_pipelined(
         self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Array], step: int, deadline: float | None
     ) -> list[AnyArray | None]:
-        """Pull, computation and push overlap here, so only the whole is timed."""
+        """Runs a step whose pull, computation and push overlap; only the whole step is timed."""
         began = _clock()
         if not self._ahead <= {pipeline}:
             self._flush(pipeline)  # a plan for other shapes must not compute with what it pulled long ago
@@ -215,7 +215,7 @@ class MasterSession:
         return results
 
     def _flush(self, but: Pipeline | None = None) -> None:
-        """Waits until the pushes of earlier pipelined steps were answered, and forgets what was pulled ahead."""
+        """Waits for the replies to the pushes of earlier steps, and forgets values that were pulled ahead."""
         for pipeline in self._ahead - {but}:
             self._ahead.discard(pipeline)
             pipeline.flush()
@@ -227,7 +227,7 @@ class MasterSession:
         timeout: float | None = None,
         ending: StepEnding | None = None,
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
-        """Runs one step like ``run`` and tells what happened in it, on all tasks, by the clock of this host."""
+        """Runs one step like ``run``; returns also the StepStats of all tasks, by this host's clock."""
         with self._traced_steps:
             if prepared.traced is None:
                 prepared.traced = self.prepare(prepared.plan, traced=True)
@@ -294,7 +294,7 @@ class MasterSession:
         return task.stream(self.id)
 
     def _states(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
-        """The states of all tasks: of one that does not answer those that it has told when it was done, else none."""
+        """Returns the states of all tasks; of a task without an answer, the states that it left when done."""
         found = services_pb2.CheckpointReply()
         alive: dict[str, bytes] = {}
         keepers = {name for name, _ in holders(self._everybody)}  # nobody else speaks for others
@@ -334,7 +334,7 @@ class MasterSession:
                 task.close(self.id)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Goes on under generations of tasks that this session's own client has begun: plans are prepared anew.
+        """Continues under generations that this session's own client has begun: plans are prepared anew.
 
         Args:
             generations: by task.
@@ -350,7 +350,7 @@ class MasterSession:
         return bool(changed)
 
     def next_step_id(self) -> Array:
-        """The value of the step's own id, uint32[4], new at every call."""
+        """Returns a new id of a step, uint32[4]."""
         number = next(self._steps)
         low, high = number & 0xFFFFFFFF, number >> 32
         return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
@@ -378,13 +378,13 @@ class MasterSession:
         self._when_dropped.detach()
 
     def silent_secs(self) -> float:
-        """For how long the task that is silent longest has given no sign of life; 0 when all of them do."""
+        """Returns the seconds without a sign of life of the task that is silent longest; 0 if all give signs."""
         peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
         since = [peer.silent_since for peer in peers if not peer.lost]
         return max((time.monotonic() - at for at in since if at is not None), default=0.0)
 
     def left(self) -> list[str]:
-        """The tasks that have left for good, as training is over."""
+        """Returns the tasks that have left at the end of training."""
         return [name for name, task in self.tasks.items() if isinstance(task, RemoteTask) and task.peer.left]
 
     def cancel_steps(self) -> None:
@@ -399,7 +399,7 @@ class MasterSession:
 
 
 class Master:
-    """Makes and keeps the sessions of one server."""
+    """The maker and keeper of one server's sessions."""
 
     def __init__(
         self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, security: Security | None = None
@@ -533,7 +533,7 @@ class Master:
         self.close_all()
 
     def has_session(self, session: int) -> bool:
-        """Whether a session is one of this master's."""
+        """Returns True if a session is one of this master's."""
         with self._lock:
             return session in self._sessions
 
@@ -547,7 +547,7 @@ class Master:
 
 
 def _visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and address of the tasks that a client of the target may touch; no evaluator, as they serve nobody."""
+    """Returns names and addresses of the tasks that a client may touch; no evaluators, which serve no client."""
     return [
         (str(task), address)
         for task, address in cluster.tasks().items()
@@ -574,7 +574,7 @@ def _matches(task: str, filters: Sequence[str]) -> bool:
 
 
 def _states_to_leave(worker: Worker) -> dict[str, bytes]:
-    """The states of a task that is done: nobody can ask it for them when the last checkpoint is written."""
+    """Returns the states that a finished task leaves: the task is not there for the last checkpoint."""
     states = task_states(worker.task, worker.store.run.environment.address)
     if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
         return states

@@ -56,12 +56,12 @@ _LEAST_SECS = 0.05
 
 
 class LocalMaster(Protocol):
-    """What this module needs to know of the master of a server in this process."""
+    """The face of the master of a server in this process."""
 
     cluster: ClusterSpec
 
     def has_session(self, session: int) -> bool:
-        """Whether a session is one of this master's."""
+        """Returns True if a session is one of this master's."""
 
     def send_run_order(
         self,
@@ -70,11 +70,11 @@ class LocalMaster(Protocol):
         answer_secs: float,
         cancelled: Cancellation,
     ) -> dict[str, run_record_pb2.RunReply]:
-        """Sends an order to the run records that count; gives the replies by task."""
+        """Sends an order to the run records of tasks with variables; returns the replies by task."""
 
 
 class LocalServer(Protocol):
-    """What this module needs to know of a server in this process."""
+    """The face of a server in this process."""
 
     worker: Worker
     incarnation: int
@@ -92,7 +92,7 @@ _servers_lock = threading.Lock()
 
 
 def publish(address: str, server: LocalServer) -> None:
-    """Makes a server of this process known under its address."""
+    """Publishes a server of this process under its address."""
     with _servers_lock:
         _servers[address] = server
         before = _stopped.pop(address, None)
@@ -116,13 +116,13 @@ def leave(address: str, server: LocalServer) -> None:
 
 
 def find_local(address: str) -> LocalServer | None:
-    """The server of this process that listens on ``address``, if there is one."""
+    """Returns the server of this process that listens on ``address``, if there is one."""
     with _servers_lock:
         return _servers.get(address)
 
 
 def is_local_session(session: int) -> bool:
-    """Whether a session belongs to a master of this process."""
+    """Returns True if a session belongs to a master of this process."""
     with _servers_lock:
         servers = list(_servers.values())
     return any(server.master.has_session(session) for server in servers)
@@ -170,15 +170,15 @@ class LocalTask:
         self.server.worker.store.clear(containers)
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
-        """What the session's traced calls did on the task since it was last asked."""
+        """Returns the session's new spans on the task."""
         return step_stats(self.server.worker.tracer.take(session))
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
-        """Sends a message about the backup that the task holds, and gives the answer."""
+        """Sends a message about the backup that the task holds; returns the answer."""
         return self.server.worker.about_backup(message)
 
     def cancel(self, session: int) -> None:
-        """Ends what waits on the task for a session."""
+        """Ends the waits of a session on the task."""
         self.server.worker.cancel(session, "the step was cancelled")
 
     def close(self, session: int) -> None:
@@ -227,7 +227,7 @@ class RemoteTask:
         )
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
-        """Asks the task who it is; compares cluster definitions when ``cluster`` is given.
+        """Returns the status of the task; compares cluster definitions if ``cluster`` is given.
 
         Raises:
             InvalidArgumentError: the two tasks know different clusters, or another task answers at this address.
@@ -246,7 +246,7 @@ class RemoteTask:
         return found
 
     def meet(self, status: services_pb2.StatusResponse) -> None:
-        """Remembers the incarnation and the devices of the task at first contact."""
+        """Notes the incarnation and the devices of the task at first contact."""
         self.incarnation = status.incarnation
         self.host_id = status.host_id
         self.generation = status.generation
@@ -371,7 +371,7 @@ class RemoteTask:
             self.peer.release(self.peer.acquire(deadline=deadline))
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:
-        """Tells the task that a plan of the session with these handles is gone; it may not hear of it."""
+        """Reports to the task that a plan with these handles is gone; the report may be lost."""
         if self._closed.is_set():
             return  # the session is gone, and all its handles with it
         request = services_pb2.UnregisterRequest(session=session, handles=handles)
@@ -381,7 +381,7 @@ class RemoteTask:
             logging.debug("%s keeps stages of a plan until the session ends: %s", self.name, error)
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
-        """What the session's traced calls did on the task since it was last asked, by this host's clock."""
+        """Returns the session's new spans on the task, by this host's clock."""
         before = time.time_ns()
         request = services_pb2.TraceRequest(session=session)
         answer = rpc.call(self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
@@ -398,7 +398,7 @@ class RemoteTask:
         return self._request(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
-        """Sends a message about the backup that the task holds, and gives the answer."""
+        """Sends a message about the backup that the task holds; returns the answer."""
         return self._request(BACKUP, message)
 
     def _request(self, handle: int, arrays: Sequence[Array], step: int = 0) -> list[Array]:
@@ -410,7 +410,7 @@ class RemoteTask:
             self.peer.release(lane)
 
     def cancel(self, session: int) -> None:
-        """Ends the calls under way; the task notices that nobody waits for them any more."""
+        """Ends the calls under way; the task notices that their caller has gone."""
         self.peer.cancel_calls()
 
     def close(self, session: int) -> None:
@@ -508,12 +508,12 @@ def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec)
 
 
 def lost_words(lag: int) -> str:
-    """The updates that the takeover of a task loses, in words for the log."""
+    """Returns the updates that the takeover of a task loses, in words for the log."""
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
 def fetcher(find: Callable[[str], Task]) -> FetchFrom:
-    """How a task fetches what other tasks hold for it."""
+    """Returns the function by which a task fetches tensors that other tasks hold for it."""
 
     def fetch(name: str, session: int, step: int, slot: int) -> AnyArray:
         task = find(name)

@@ -23,7 +23,7 @@ _LOOK_UP_SECS = 10.0
 
 
 def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The addresses on which a task listens.
+    """Returns the addresses on which a task listens.
 
     Many systems give a host's own name a loopback address, in their own file of names only. Where the cluster has
     other hosts, these could not reach it; so it listens on all interfaces then, and says so.
@@ -72,7 +72,7 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapp
 
 
 def is_loopback(hosts: Sequence[str]) -> bool:
-    """Whether only this machine reaches addresses."""
+    """Returns True if only this machine reaches the addresses."""
     return all(ipaddress.ip_address(host).is_loopback for host in hosts)
 
 

@@ -1,4 +1,4 @@
-"""What happens to a call of the control plane before and after its method: read, allowed, let in turn, written down."""
+"""The control of calls of the control plane: they are read, allowed, admitted in turn and audited."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from runtime.trust.roles import OBSERVER, Identity
 from runtime.trust.security import Refusals
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
-"""What answers the calls of one method."""
+"""The function that answers the calls of one method."""
 
 
 class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Has each call pass what ``METHODS`` says of its method.
+    """The interceptor that applies to each call the rules of ``METHODS``.
 
     1. A request that is no message is refused, and so is a long one where the method takes short ones, before it is
        parsed. gRPC itself writes a traceback for each into the log, and never ends the
@@ -68,7 +68,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The handler of a call."""
+        """Returns the handler of a call, None for a stream or an unknown method."""
         handler = continuation(handler_call_details)
         if handler is None or handler.unary_unary is None or handler.request_deserializer is None:
             return None
@@ -102,7 +102,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     def _check(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
-        """Ends a call that its client may not make."""
+        """Checks that the client may make a call; ends the call otherwise."""
         order = method.order(request)
         try:
             who = OBSERVER if observer else rpc.identity(context)
@@ -140,7 +140,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         context: grpc.ServicerContext,
         call: Callable[[Any, grpc.ServicerContext], Message],
     ) -> Message:
-        """Makes the call; an audited one is written down before, as the call may end the process, and after."""
+        """Makes the call. The audit log has an entry before, as the call may end the process, and after."""
         entry = method.entry(request)
         if entry is None:
             return call(request, context)

@@ -33,7 +33,7 @@ Entry: TypeAlias = tuple[str, str] | None
 
 
 class Method(NamedTuple):
-    """What there is to know of a method's calls, each by a function of the request.
+    """The rules for calls of one method, each a function of the request.
 
     Attributes:
         order: what the call is in ``roles.MAY``.

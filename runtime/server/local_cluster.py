@@ -30,7 +30,7 @@ class InProcessCluster:
 
     @property
     def target(self) -> str:
-        """What a session of worker 0, the chief, connects to."""
+        """The target of sessions of worker 0, the chief."""
         return self.target_of(0)
 
     def target_of(self, worker: int) -> str:

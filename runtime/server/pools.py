@@ -25,7 +25,7 @@ _POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
 
 
 class CallPools:
-    """Lets so many calls of each kind run at once.
+    """The pools of calls: each limits how many calls of one kind run at once.
 
     Every call has a thread of its own. One that may wait is refused where there are too many: others may be waiting for
     what it would do, so it must not wait for its turn unheard. Any other waits its turn, which soon comes, or until its
@@ -41,13 +41,13 @@ class CallPools:
         self._running: dict[str, Counter[str]] = {pool: Counter() for pool in _POOLS}
 
     def running(self, pool: str) -> int:
-        """How many calls of a pool run now."""
+        """Returns the number of calls of a pool that run now."""
         with self._changed:
             return self._running[pool].total()
 
     @contextlib.contextmanager
     def place(self, pool: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """A call's place in a pool, as long as the block lasts.
+        """Holds a call's place in a pool while the block runs.
 
         Raises:
             ResourceExhaustedError: it may wait, and there are too many.

@@ -24,7 +24,7 @@ _POLL_SECS = 0.1
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a port.
+    """The task or process that has a port.
 
     Attributes:
         text: in words; empty where nobody tells.
@@ -95,7 +95,7 @@ def _refuse(port: str, kind: str, task: TaskId, problem: OSError, holder: Holder
 
 
 def _problem(host: str, port: int) -> OSError | None:
-    """Why nobody can listen there; None if one can."""
+    """Returns the reason why the port cannot be taken; None if it can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: old connections do no harm
@@ -108,7 +108,7 @@ def _problem(host: str, port: int) -> OSError | None:
 
 
 def _task(process: Holder, task: TaskId, cluster: ClusterSpec, security: Security | None) -> Holder:
-    """The task that has the port of ``task``, which says who it is; else the process as it was found."""
+    """Returns the task that has the port of ``task``, if a task answers there; else the process."""
     try:
         told = probe(cluster.task_address(task.job, task.index), timeouts.ATTEMPT_SECS, security=security)
     except OpError:  # nobody of ours, or one that does not answer
@@ -121,7 +121,7 @@ def _task(process: Holder, task: TaskId, cluster: ClusterSpec, security: Securit
 
 
 def _process(port: int) -> Holder:
-    """The process that has a port of this machine, as far as this user may know."""
+    """Returns the process that has a port of this machine, as far as this user may know."""
     try:
         found = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
         pid = min(found, key=lambda c: c.status != psutil.CONN_LISTEN).pid if found else None

@@ -45,7 +45,7 @@ class RemoteSession:
         self._plans: OrderedDict[int, PreparedPlan] = OrderedDict()
 
     def add(self, prepared: PreparedPlan) -> int:
-        """Keeps a plan and gives its number."""
+        """Keeps a plan and returns its number."""
         with self._lock:
             number = next(self._numbers)
             self._plans[number] = prepared
@@ -54,7 +54,7 @@ class RemoteSession:
             return number
 
     def plan(self, number: int) -> PreparedPlan:
-        """The plan of a number.
+        """Returns the plan of a number.
 
         Raises:
             NotFoundError: it was dropped, or never there.
@@ -84,12 +84,12 @@ class RemoteSessions:
         self._calls = 0
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of sessions."""
         return len(self._sessions)
 
     @property
     def calls(self) -> int:
-        """How many sessions are being opened, and how many steps run or wait, for clients elsewhere."""
+        """The number of sessions being opened and steps under way, for clients elsewhere."""
         return self._calls
 
     @contextlib.contextmanager
@@ -104,7 +104,7 @@ class RemoteSessions:
                 self._calls -= 1
 
     def check_room(self, client: str) -> None:
-        """Before a session is opened.
+        """Checks that another session may be opened.
 
         Args:
             client: the connection that asks for it.
@@ -142,7 +142,7 @@ class RemoteSessions:
                 self._watching = True
 
     def renewed(self, number: int, who: Identity = ANYBODY) -> RemoteSession:
-        """The session of an id; its client was heard of just now.
+        """Returns the session of an id and notes a sign of life of its client.
 
         Args:
             number: the id.
@@ -162,7 +162,7 @@ class RemoteSessions:
         )
 
     def end(self, number: int, who: Identity = ANYBODY) -> None:
-        """Closes a session, if it is there and not another client's."""
+        """Closes a session, if there is one of this id that is not another client's."""
         with self._changed:
             found = self._sessions.get(number)
             if found is not None and not found.owner.is_as(who):
@@ -173,7 +173,7 @@ class RemoteSessions:
             self._close(found.session)
 
     def end_all(self) -> None:
-        """Closes all sessions that are there."""
+        """Closes all sessions."""
         with self._changed:
             sessions = list(self._sessions.values())
             self._sessions.clear()
@@ -182,7 +182,7 @@ class RemoteSessions:
             self._close(found.session)
 
     def _watch(self) -> None:
-        """Closes the sessions of clients that are not heard of any more; ends when there is no session."""
+        """Closes the sessions of clients without a sign of life; ends when there is no session."""
         while True:
             with self._changed:
                 if not self._sessions:

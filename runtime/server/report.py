@@ -27,7 +27,7 @@ _process = psutil.Process()
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What a task says of itself.
+    """The figures of a task.
 
     Attributes:
         task: ``/job:ps/task:0``.
@@ -57,7 +57,7 @@ class TaskReport:
 
 
 def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
-    """The figures of a server of this process."""
+    """Returns the figures of a server of this process."""
     worker = server.worker
     known = worker.store.variables()
     values = {
@@ -128,7 +128,7 @@ def _host() -> dict[str, float]:
 
 
 def _devices(worker: Any) -> dict[str, float]:
-    """Memory of the devices whose backend tells."""
+    """Returns the memory of devices whose backend reports it."""
     found: dict[str, float] = {}
     for device, local in worker.devices.items():
         stats = local.memory_stats() if device.type != "CPU" else None
@@ -139,7 +139,7 @@ def _devices(worker: Any) -> dict[str, float]:
 
 
 def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
-    """A report as a value."""
+    """Returns a report from its message."""
     return TaskReport(
         message.task,
         ClusterSpec(message.cluster),

@@ -1,4 +1,4 @@
-"""What the gRPC services and the report need to know of the server that they belong to."""
+"""The face of a server for its gRPC services and its report."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Served(Protocol):
 
     @property
     def data_port(self) -> int:
-        """Port of the tensor channel."""
+        """TCP port of the tensor channel."""
 
     @property
     def unix_path(self) -> str | None:
-        """The tensor channel's Unix socket, if it has one."""
+        """Path of the tensor channel's Unix socket, None without one."""
 
     @property
     def transport_counters(self) -> ServerCounters:
         """Figures of the tensor channel."""
 
     def check_session(self, session: int) -> None:
-        """In a servicer method: raises PermissionDeniedError where a session is another client's."""
+        """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""
 
     def hear_of(self, cluster: ClusterSpec) -> None:
-        """Notes where other tasks are, as far as this one was not told when it started."""
+        """Notes the addresses of tasks that this task did not know when it started."""
 
     def check_open(self) -> None:
-        """Raises UnavailableError when the server has stopped."""
+        """Raises UnavailableError while the server is starting."""

@@ -65,10 +65,10 @@ DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """Environment variable: how long a task serves on after SIGTERM while tasks that train live."""
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
-"""How long a task that may leave at the end of training waits for workers that have not come yet."""
+"""Seconds that a task waits at the end of training for workers that have not come yet."""
 _POLL_SECS = 1.0
 _CHECK_SECS = 60.0
-"""How often a server looks whether its certificate ends soon, or has been replaced."""
+"""Seconds between looks at the certificate: it may end soon, or have been replaced."""
 _INSECURE = "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
 _NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
 _DRAIN_POLL_SECS = 0.1
@@ -79,7 +79,7 @@ _NO_ROOT = (
 
 
 class Server:
-    """Joins a cluster as one task and serves until it is stopped.
+    """The place of one process in a cluster: one task, which serves until it is stopped.
 
     Args:
         cluster: ClusterSpec, or what one is made from (dict, ClusterDef), or a ServerDef.
@@ -255,12 +255,12 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:
-        """A cluster of one task, ``/job:local/task:0``, on a free port of this machine."""
+        """Returns the server of a cluster of one task, ``/job:local/task:0``, on a free port of this machine."""
         return Server({"local": ["localhost:0"]}, "local", 0, config, start)
 
     @property
     def target(self) -> str:
-        """What a Session connects to: ``grpc://host:port``."""
+        """The target of sessions: ``grpc://host:port``."""
         return f"grpc://{self.address}"
 
     @property
@@ -274,12 +274,12 @@ class Server:
         )
 
     def report(self, *, variables: bool = False) -> TaskReport:
-        """The figures of this task: steps, times, bytes, memory, errors; with its variables when asked."""
+        """Returns the figures of this task: steps, times, bytes, memory, errors; with its variables when asked."""
         return report_from_proto(report(self, variables=variables))
 
     @property
     def transport_counters(self) -> ServerCounters:
-        """What the tensor channel has done since it started."""
+        """The counters of the tensor channel since its start."""
         return self._tensors.counters
 
     @property
@@ -293,7 +293,7 @@ class Server:
         return self._tensors.unix_path
 
     def tell_refused(self, peer: str, why: str | Exception) -> None:
-        """Tells that the endpoint with this task's figures has refused a client, as of a client of its own ports.
+        """Logs and audits a client that the endpoint with this task's figures has refused.
 
         Args:
             peer: address of the client, without a port.
@@ -339,7 +339,7 @@ class Server:
             self._start_grpc()
 
     def _watch(self, certificates: Certificates) -> None:
-        """Tells that the certificate ends soon, also when nobody connects."""
+        """Warns when the certificate ends soon, also while no client connects."""
         certificates.tell_near_end(str(self.task))
         while not self._stopped.wait(_CHECK_SECS):
             certificates.tell_near_end(str(self.task))
@@ -358,7 +358,7 @@ class Server:
             raise UnknownError(text, task=str(self.task)) from error
 
     def _replicate(self, holder: str) -> None:
-        """Goes on from the backup, if there is one, and has this process of the task backed up."""
+        """Continues from the task's backup, if there is one, and begins to back this process up."""
 
         def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
             return read_message(self._peer(holder).about_backup(packed_message(header, arrays)))
@@ -384,10 +384,10 @@ class Server:
         primary.start()
 
     def _own_identity(self) -> Identity:
-        """What the task's own certificate says that it is.
+        """Returns the identity in the task's own certificate.
 
         Raises:
-            PermissionDeniedError: it is that of another task, or of somebody who is no task.
+            PermissionDeniedError: The certificate is that of another task, or of no task.
         """
         if self.certificates is None:
             return ANYBODY
@@ -401,7 +401,7 @@ class Server:
         return own
 
     def _check_is_task(self, task: str) -> None:
-        """Sees that who makes the tensor channel's call that runs is a task, as far as certificates tell.
+        """Checks that the present call of the tensor channel comes from a task, as far as certificates show.
 
         Raises:
             PermissionDeniedError: it is another.
@@ -412,9 +412,9 @@ class Server:
         roles.check_is_task(current_identity(), task, split_address(address)[0])
 
     def _check_is_one_of(self, names: frozenset[str]) -> None:
-        """Sees that who fetches a tensor is one of the tasks that it is held for, as far as certificates tell.
+        """Checks that a tensor is fetched by a task that it is held for, as far as certificates show.
 
-        One that this task does not know may be at any host.
+        A task whose address this task does not know may be at any host.
 
         Raises:
             PermissionDeniedError: it is another.
@@ -431,7 +431,7 @@ class Server:
         )
 
     def check_session(self, session: int) -> None:
-        """In a servicer method: raises PermissionDeniedError where a session is another client's."""
+        """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""
         if self.certificates is not None:
             self._tensors.check_client(session, rpc.caller())
 
@@ -444,11 +444,11 @@ class Server:
         return tasks.is_local_session(session) or self._tensors.connected(session)
 
     def _silent_secs(self, session: int) -> float | None:
-        """For how long a session has given no sign of life here; None when it was never here, or long ago."""
+        """Returns the seconds without a sign of life of a session; None if it was never here, or long ago."""
         return 0.0 if tasks.is_local_session(session) else self._tensors.silent_secs(session)
 
     def _lives(self, session: int) -> bool:
-        """Whether a session is connected here, and not frozen or cut off as far as that shows."""
+        """Returns True if a session is connected here and shows that its process runs."""
         silent = self._silent_secs(session)
         return self._is_connected(session) and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)
 
@@ -528,7 +528,7 @@ class Server:
         return True
 
     def _drain(self, secs: float) -> None:
-        """Stops, once nobody who trains needs this task any more, or so many seconds from now."""
+        """Stops the server when no task that trains is connected, or so many seconds from now."""
         deadline = time.monotonic() + secs
         living = self._living()
         if living and secs:
@@ -540,7 +540,7 @@ class Server:
         self.stop()
 
     def _living(self) -> list[str]:
-        """The tasks that train and are connected."""
+        """Returns the names of the tasks that train and are connected."""
         sessions = self.worker.store.run.training()
         return sorted(t for t, s in sessions.items() if self._is_connected(s))
 
@@ -572,7 +572,7 @@ class Server:
             raise
 
     def _log_unsaved(self) -> None:
-        """Tells of steps that a worker did after the chief had given it up and saved for the last time."""
+        """Warns of steps that came after the chief's last checkpoint, from a worker that the chief had given up."""
         saved = self.worker.store.run.saved
         if saved is None or self.worker.store.uninitialized([saved[0]]):
             return
@@ -584,7 +584,7 @@ class Server:
             )
 
     def __enter__(self) -> Server:
-        """Gives the server itself."""
+        """Returns the server itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -592,12 +592,12 @@ class Server:
         self.stop()
 
     def hear_of(self, cluster: ClusterSpec) -> None:
-        """Notes where other ps are: one that was told of no task but itself (``agree``) hears it from the workers."""
+        """Notes the addresses of other ps, which a ps that knows only itself (``agree``) learns from workers."""
         if len(self._known) == 1 and agree(self.cluster, cluster):
             self._heard.update({str(task): address for task, address in cluster.tasks().items() if task.job == "ps"})
 
     def _peer(self, name: str) -> Task:
-        """Another task of the cluster, for tensors that go straight between two tasks."""
+        """Returns another task of the cluster, for tensors that go straight between two tasks."""
         with self._peers_lock:
             found = self._peers.get(name)
             if isinstance(found, RemoteTask) and found.peer.incarnation is not None and found.peer.lost:

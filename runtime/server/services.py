@@ -29,7 +29,7 @@ from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_f
 
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
-    """Answers masters: who this task is, and the registration of stages."""
+    """The service for masters: identity, registration, checkpoints, run record and figures of a task."""
 
     def __init__(self, server: Served) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Status(self, request: pb.StatusRequest) -> pb.StatusResponse:
-        """Who this task is, which cluster it knows, where its tensor channel is."""
+        """Returns the task's identity, its cluster and the address of its tensor channel."""
         server = self._server
         server.check_open()
         primary = server.worker.primary
@@ -80,14 +80,14 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
-        """Hears that a session needs handles no more."""
+        """Ends a session's need of handles."""
         self._server.check_session(request.session)
         self._server.worker.registry.unregister(request.session, request.handles)
         return pb.UnregisterResponse()
 
     @servicer_method
     def Trace(self, request: pb.TraceRequest) -> pb.TraceResponse:
-        """Gives what the traced calls of a session did here, and forgets it."""
+        """Returns and forgets the spans of a session's traced calls."""
         self._server.check_session(request.session)
         spans = self._server.worker.tracer.take(request.session)
         return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=time.time_ns())
@@ -109,7 +109,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Run(self, request: run_record_pb2.RunOrder) -> run_record_pb2.RunReply:
-        """Carries out an order to the run record; one that waits ends with its caller."""
+        """Carries out an order to the run record; an order that waits ends with its caller."""
         self._server.check_open()
         if request.incarnation != self._server.incarnation:
             raise AbortedError("restarted just now, its state is gone", task=self._server.worker.task)
@@ -119,7 +119,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
-        """Gives the figures of this task."""
+        """Returns the figures of this task."""
         return report(self._server, variables=request.variables)
 
     @servicer_method
@@ -131,7 +131,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
 
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
-    """Runs steps for clients in other processes."""
+    """The service that runs steps for clients in other processes."""
 
     def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits, certificates: bool) -> None:
         self._master = master
@@ -165,7 +165,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def RenewSession(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
-        """Hears that a client still has its session."""
+        """Notes a sign of life of a session's client."""
         self._sessions.renewed(request.session, self._who())
         return pb.RenewSessionResponse()
 
@@ -185,7 +185,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
-        """Runs one step of a registered plan; it ends early when nobody waits for it any more."""
+        """Runs one step of a registered plan; the step ends early when its caller has gone."""
         remote = self._sessions.renewed(request.session, self._who())
         feeds, timeout = unpack(request.feeds), request.timeout_secs or None
         prepared = remote.plan(request.plan)
@@ -218,7 +218,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def ForwardRunOrder(self, request: pb.ForwardRunOrderRequest) -> pb.ForwardRunOrderReply:
-        """Passes an order on to run records: of the tasks that hold variables, or of one; it ends with its caller."""
+        """Passes an order on to the run record of one task, or of all with variables; ends with its caller."""
         if not request.answer_secs > 0:
             raise InvalidArgumentError(f"an order to run records with {request.answer_secs} s for its answer")
         if request.answer_secs > self._limits.run_order_secs:
@@ -235,7 +235,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def AdoptGenerations(self, request: pb.AdoptGenerationsRequest) -> pb.AdoptGenerationsResponse:
-        """Lets a session go on under generations that its client has begun."""
+        """Continues a session under generations that its client has begun."""
         session = self._sessions.renewed(request.session, self._who()).session
         session.adopt_generations(request.generations)
         return pb.AdoptGenerationsResponse(value_ids=session.value_ids)
@@ -250,7 +250,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
 
 def options_from_proto(message: pb.SessionOptions) -> SessionConfig:
-    """Session options as the master takes them; zeros mean no limit."""
+    """Returns session options from a message; zeros mean no limit."""
     return SessionConfig(
         device_filters=tuple(message.device_filters),
         start_timeout_secs=message.start_timeout_secs or None,
@@ -261,7 +261,7 @@ def options_from_proto(message: pb.SessionOptions) -> SessionConfig:
 
 
 def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
-    """Session options as a message."""
+    """Returns session options as a message."""
     return pb.SessionOptions(
         device_filters=options.device_filters,
         start_timeout_secs=options.start_timeout_secs or 0.0,

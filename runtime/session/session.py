@@ -198,7 +198,7 @@ class Session:
         return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
 
     def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split | None:
-        """The substeps of a step with Python calls; None for any other step, which this costs once."""
+        """Returns the substeps of a step with Python calls; None for any other step, which pays for this once."""
         key = (fetch_key, tensors)
         with self._lock:
             found = self._splits.get(key)
@@ -311,7 +311,7 @@ class Session:
         return prepared
 
     def take_plans(self, other: Session) -> None:
-        """Takes over what another session of this graph has planned, so that its steps are only registered again.
+        """Takes over the plans of another session of this graph, so that steps are only registered again.
 
         Planning traces and exports every computation of a step; after the loss of a task that would be most of the time
         to the next step. Nothing is taken when the two sessions see different devices.
@@ -384,7 +384,7 @@ class Session:
             logging.info("%s: (%s): %s", op.name, op.type, device.name)
 
     def make_callable(self, fetches: object, feed_list: Sequence[object] | None = None) -> Callable[..., Any]:
-        """A function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
+        """Returns a function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
         if feed_list is not None and not isinstance(feed_list, list | tuple):
             raise TypeError(f"feed_list must be a list, not {type(feed_list).__name__}")
         keys = list(feed_list or ())
@@ -399,7 +399,7 @@ class Session:
     # -- the cluster -------------------------------------------------------------------------------------------
 
     def adopt_generations(self, generations: Mapping[str, int]) -> None:
-        """Goes on after a chief, in this process, has begun new generations of tasks to replace their values.
+        """Continues after a chief in this process has begun new generations of tasks to replace their values.
 
         All other sessions of these tasks are cut off then. This one registers its stages anew.
 
@@ -412,7 +412,7 @@ class Session:
                 self._plans.clear()
 
     def list_devices(self) -> list[Device]:
-        """The devices of all tasks that the session may touch."""
+        """Returns the devices of all tasks that the session may touch."""
         return list(self._engine.devices)
 
     @property
@@ -436,7 +436,7 @@ class Session:
 
     @property
     def silent_secs(self) -> float | None:
-        """For how long the task of this session that is silent longest has given no sign of life, in seconds.
+        """Seconds without a sign of life of the task that is silent longest.
 
         0 when all of them answer; None when the session's master is in another process, which does not tell.
         """
@@ -444,7 +444,7 @@ class Session:
 
     @property
     def left_tasks(self) -> list[str]:
-        """The tasks that have left for good, as training is over; empty when the master is in another process."""
+        """The tasks that have left at the end of training; none when the master is in another process."""
         return self._engine.left()
 
     def raised(self, error: BaseException | None) -> bool:
@@ -487,16 +487,16 @@ class Session:
 
     @property
     def checkpoint_coordinator(self) -> CheckpointCoordinator:
-        """Saves and restores variables on the tasks where they live: what checkpoints are made of."""
+        """The coordinator that saves and restores variables on their tasks."""
         return self._checkpoint_coordinator
 
     @property
     def authority(self) -> Authority:
-        """Under whose leadership this session's orders to tasks go."""
+        """The leadership under which this session gives orders to tasks."""
         return self._authority
 
     def placement(self, variables: Sequence[Variable]) -> dict[Variable, Device]:
-        """The device on which each of some variables lives."""
+        """Returns the device of each of the variables."""
         placed = place(prune([v.op for v in variables], {}).operations, self._devices)
         return {v: placed[v.op] for v in variables}
 
@@ -517,7 +517,7 @@ class Session:
             self._engine.close()
 
     def as_default(self) -> _Default:
-        """A context in which ``Tensor.eval`` and ``Operation.run`` use this session; it is not closed at the end."""
+        """Returns a context in which ``Tensor.eval`` and ``Operation.run`` use this session; its end closes nothing."""
         return _Default(self)
 
     def __enter__(self) -> Session:
@@ -530,7 +530,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Takes back the defaults and closes the session."""
+        """Restores the defaults and closes the session."""
         pop_default_session(self)
         entered, self._entered = self._entered, None
         assert entered is not None
@@ -577,7 +577,7 @@ class InteractiveSession(Session):
 
 
 def get_default_session() -> Session | None:
-    """The session that ``eval`` and ``run`` of this thread use, or None."""
+    """Returns the session that ``eval`` and ``run`` of this thread use, or None."""
     stack = default_session_stack()
     session = stack[-1] if stack else None
     return session if isinstance(session, Session) else None
@@ -614,7 +614,7 @@ def _structure(fetches: object) -> tuple[list[object], PyTreeDef]:
 
 
 def _fetch_key(fetches: object) -> Hashable:
-    """What tells one fetch structure from another: cheap for the lists that a training loop uses."""
+    """Returns a key of a fetch structure: cheap for the lists that a training loop uses."""
     if type(fetches) is list:
         try:
             key = tuple(fetches)

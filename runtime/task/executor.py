@@ -37,7 +37,7 @@ _get_ident = threading.get_ident
 
 
 class Executor:
-    """Runs stages for one task.
+    """The compiler and runner of one task's stages.
 
     Args:
         store: the task's state.
@@ -86,7 +86,7 @@ class Executor:
 
 @functools.lru_cache(4096)
 def _same_object(spec: TensorSpec) -> TensorSpec:
-    """One object for all equal ones: stages that share a variable compare its spec in every step, by identity first."""
+    """Returns one object for equal specs: stages that share a variable compare specs by identity in every step."""
     return spec
 
 
@@ -200,7 +200,7 @@ class PreparedStage:
 
     @uninterrupted
     def _with_variables(self, inputs: Sequence[AnyArray], client: int) -> tuple[Sequence[jax.Array], list[AnyArray]]:
-        """Runs the program on its variables; gives its results, and the variables that are handed out, pinned."""
+        """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
         handed: list[AnyArray] = []
         try:
             with self._claim:  # the program may run on this thread: only who needs the same variables waits for it
@@ -212,7 +212,7 @@ class PreparedStage:
                 self._store.release(self._handed_slots)
 
     def _computed(self, inputs: Sequence[AnyArray], client: int) -> Sequence[jax.Array]:
-        """Within the claim: runs the program."""
+        """Runs the program; the claim must be held."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
         if self._store.run.generation != self._generation:
             raise self._fenced()
@@ -238,7 +238,7 @@ class PreparedStage:
         return results
 
     def _exchanged(self, results: Sequence[jax.Array]) -> list[AnyArray]:
-        """Within the claim: gives written variables their new values, and references to those that are handed out."""
+        """Stores the new values and returns the values that are handed out; the claim must be held."""
         store, fresh = self._store, False
         with store.lock:
             for (slot, spec), new in zip(self._writes, results, strict=False):
@@ -276,7 +276,7 @@ class PreparedStage:
                 self._running.pop(id(done), None)
 
     def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
-        """``inputs`` with those of 64 bits on the device: JAX would narrow them outside its 64-bit mode."""
+        """Returns ``inputs`` with those of 64 bits on the device: JAX narrows them outside its 64-bit mode."""
         arrays = list(inputs)
         with jax.enable_x64(True):
             for i in self._wide:
@@ -285,7 +285,7 @@ class PreparedStage:
         return arrays
 
     def _here(self, value: AnyArray) -> AnyArray:
-        """``value``, brought over if it lies on another device of this task."""
+        """Returns ``value``, copied here if it lies on another device of this task."""
         if not isinstance(value, jax.Array) or value.device == self._device:
             return value
         with jax.enable_x64(True):
@@ -324,7 +324,7 @@ class PreparedStage:
         return kind(text, task=self._task)
 
     def _lost(self, error: BaseException) -> str:
-        """Drops the values that were donated to a failed program; gives the names of those variables."""
+        """Drops the values that were donated to a failed program; returns the names of their variables."""
         return ", ".join(
             self._store.drop_lost(self._slots, f"it was lost when [{self._label}] failed: {one_line(error)}")
         )
@@ -335,7 +335,7 @@ class PreparedStage:
 
 
 def _owned(output: AnyArray, inputs: Sequence[AnyArray]) -> AnyArray:
-    """An output of a host stage, in memory of its own.
+    """Returns an output of a host stage in memory of its own.
 
     It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
     handed one on, do not: they lie in the buffer of a connection.

@@ -1,4 +1,7 @@
-"""The registry: the stage calls of a task, each shared by all sessions that run it, dropped when none does."""
+"""The registry: the stage calls of a task, each shared by all sessions that run it.
+
+A call that no session runs is kept for the next one of an equal graph, while there is room.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.wire.codec import Layout
 
 Inherited = Any
-"""A call as an earlier process of the task has described it; only the function that revives it reads it."""
+"""A call as an earlier process of the task has described it; only the function ``revive`` reads it."""
 
 
 class Registration(NamedTuple):
@@ -63,11 +66,11 @@ class RegisteredCall:
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
         self.remember = stage.writes_state or bool(call.remote)
-        """Whether its reply is kept, so that it never runs twice: it writes, or takes what other tasks hold for it."""
+        """True if the reply is kept so that the call never runs twice: the call writes, or fetches held tensors."""
         self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
-        """Whether it gives out values of variables; what is computed from them is of this age."""
+        """True if the call returns values of variables; what is computed from them has their age."""
         self.pushes = bool(stage.writes) and bool(call.inputs)
-        """Whether it changes variables by what it is sent; counting a step is no push."""
+        """True if the call changes variables by its inputs; counting a step is no push."""
 
 
 class Registry:
@@ -105,26 +108,26 @@ class Registry:
         """Grows with every call that comes or goes, and every session that takes or drops one."""
 
     def __len__(self) -> int:
-        """How many stage calls are kept."""
+        """Returns the number of stage calls that are kept."""
         return len(self._calls)
 
     @property
     def programs(self) -> int:
-        """How many programs are kept: those of the calls."""
+        """The number of programs of the calls."""
         return len(self._programs)
 
     @property
     def sessions(self) -> int:
-        """For how many sessions calls are kept."""
+        """The number of sessions with calls."""
         with self._lock:  # of one that is just ending, all has gone or nothing
             return len(self._held)
 
     def get(self, handle: int) -> RegisteredCall:
-        """The call behind a handle.
+        """Returns the call of a handle.
 
         Raises:
-            AbortedError: it was dropped, because its session was silent for too long.
-            NotFoundError: there was never one.
+            AbortedError: The call was dropped, because its session was silent for too long.
+            NotFoundError: No call ever had the handle.
         """
         try:
             return self._calls[handle]
@@ -138,17 +141,17 @@ class Registry:
             raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
 
     def check_holder(self, handle: int, session: int) -> None:
-        """Sees that a session has registered the call of a handle, now or before it was silent for too long.
+        """Checks that a session has the call of a handle, or had it before the session was silent for too long.
 
         Raises:
-            PermissionDeniedError: the call is that of others.
+            PermissionDeniedError: The call is another session's.
         """
         with self._lock:
             if handle not in self._held.get(session, ()) and handle not in self._released.get(session, ()):
                 raise PermissionDeniedError(f"stage {handle} is not one of this session's", task=self._task)
 
     def kept(self) -> tuple[dict[int, RegisteredCall], dict[int, Inherited], dict[int, list[int]]]:
-        """The calls by handle, those that were inherited and not used yet, and by session the handles it holds.
+        """Returns calls by handle, inherited calls that were not used yet, and handles by session.
 
         A handle is listed as often as the session has registered it.
         """
@@ -162,12 +165,12 @@ class Registry:
         sessions: Mapping[int, Sequence[int]],
         revive: Callable[[int, Inherited], RegisteredCall],
     ) -> None:
-        """Goes on from the calls of an earlier process of the task; each is made when it is first used.
+        """Continues with the calls of an earlier process of the task; each call is made at its first use.
 
         Args:
             calls: by handle, anything.
             sessions: by session, the handles that it holds, each as often as it was registered.
-            revive: makes a call, adds it under its handle and gives it.
+            revive: makes a call, adds the call under its handle and returns it.
         """
         with self._lock:
             self._last_handle = max(calls, default=0)
@@ -260,12 +263,12 @@ class Registry:
 
     @uninterrupted
     def release(self, session: int) -> None:
-        """A session has ended: the calls that only it needed become spare."""
+        """Ends a session's hold on its calls; a call that no session holds any more becomes spare."""
         with self._lock:
             self._release(session)
 
     def check_room(self, session: int) -> None:
-        """Before a call is compiled that is new here.
+        """Checks that a session may have another call, before the call is compiled.
 
         Args:
             session: for whom.
@@ -278,7 +281,10 @@ class Registry:
                 self._check_room(session, 0)
 
     def _check_room(self, session: int, handle: int) -> None:
-        """Before a session takes a call; one that is not connected may make room for a new session."""
+        """Checks that a session may take a call.
+
+        A new session finds room in place of the oldest that is not connected.
+        """
         limits, held = self._limits, self._held.get(session)
         if held is None:
             if len(self._held) < limits.stage_sessions:

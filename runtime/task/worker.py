@@ -60,7 +60,7 @@ _ENDED_SESSIONS = 4096
 
 
 def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
-    """The devices of this process under the names that they have as devices of a task.
+    """Returns the devices of this process by their names as devices of a task.
 
     Args:
         job: name of the job.
@@ -87,7 +87,7 @@ def _export_platform(device: jax.Device) -> str:
 
 
 class Worker:
-    """State and stages of one task; the handler behind its tensor channel.
+    """The state and the stages of one task; the handler behind its tensor channel.
 
     Args:
         job: name of the job.
@@ -140,10 +140,10 @@ class Worker:
         self.store.run.environment.when_loading = holder.drop_all
 
     def leave(self, *, replaced: bool = False) -> None:
-        """Refuses all that comes from now on: sessions of this process, too, see that the server has stopped.
+        """Refuses all later calls: sessions of this process, too, see that the server has stopped.
 
         Args:
-            replaced: another server has taken its place since.
+            replaced: True if another server has taken the place of this task's server.
         """
         self._gone = (
             AbortedError("restarted since the session began, its state is gone", task=self.task)
@@ -157,11 +157,11 @@ class Worker:
     # -- the run record ----------------------------------------------------------------------------------------
 
     def obey_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
-        """Carries out an order to the run record; its reply is given when a backup has all of it.
+        """Carries out an order to the run record; returns the reply when a backup has all of the order.
 
         Args:
             order: the order.
-            cancelled: set when nobody waits for the reply any more.
+            cancelled: set when the caller has stopped waiting for the reply.
 
         Raises:
             OpError: as ``RunRecord.obey``.
@@ -177,7 +177,7 @@ class Worker:
         return reply
 
     def replicate_now(self) -> None:
-        """Waits until the backup, where there is one, has all that is no update: others build on it."""
+        """Waits until a backup, where the task has one, has all but updates: other tasks build on that."""
         if self.primary is not None:
             self.primary.count()
             self.primary.settle()
@@ -263,7 +263,7 @@ class Worker:
         return added
 
     def registered(self, handle: int) -> RegisteredCall:
-        """The call behind a handle. Raises NotFoundError when there never was one, AbortedError when it was dropped."""
+        """Returns the call of a handle. Raises NotFoundError for an unknown handle, AbortedError for a dropped call."""
         return self.registry.get(handle)
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -317,10 +317,10 @@ class Worker:
     def _with_remote(
         self, registered: RegisteredCall, session: int, step: int, inline: Sequence[AnyArray]
     ) -> list[AnyArray]:
-        """The inputs of a stage, with those that other tasks hold for it.
+        """Returns the inputs of a stage, with those that other tasks hold for the stage.
 
-        A task gives what it holds once. What was fetched stays with the call until it is answered, for the run that
-        takes the place of one that was cut off.
+        A task hands out a held tensor once. So a fetched tensor stays with the call until the reply is sent: a run that
+        was cut off is repeated with the same tensor.
         """
         call = registered.call
         filled = dict(zip(registered.inline, inline, strict=True))
@@ -355,7 +355,7 @@ class Worker:
 
     @contextmanager
     def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[None]:
-        """While a call runs, lets its session's end and the break of its lane end its waits."""
+        """Lets the end of the session and the break of the lane end a call's waits, within the block."""
         entry = (lane, cancelled)
         with self._lock:
             if session in self._ended:
@@ -415,13 +415,13 @@ class Worker:
     # -- the tensor channel's handler ----------------------------------------------------------------------------
 
     def input_layout(self, handle: int) -> Layout | None:
-        """The layout of a call's payload; None when it describes itself."""
+        """Returns the layout of a call's payload; None for a payload that describes itself."""
         if handle in _FIXED:
             return _FIXED[handle]
         return self.registered(handle).input_layout
 
     def permit(self, handle: int, client: int) -> None:
-        """Raises PermissionDeniedError where a handle is a stage that others have registered."""
+        """Raises PermissionDeniedError if a handle is a stage that only other sessions have registered."""
         if handle not in _FIXED:
             self.registry.check_holder(handle, client)
 
@@ -459,7 +459,7 @@ class Worker:
         return self.backups.answer_message(message)
 
     def _byte_range(self, handle: int, client: int, inputs: list[Array]) -> Reply:
-        """Gives or takes a byte range of a checkpoint. It may be asked for twice: nothing need be remembered."""
+        """Sends or receives a byte range of a checkpoint. A repeated call is harmless, so no reply is kept."""
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
         if not getattr(_thread, "steps_aside", False):  # who carries a checkpoint closes the connection after it
