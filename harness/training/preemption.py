@@ -9,7 +9,7 @@ an exception that leaves the block, wherever the main thread is. Two simpler way
   the process by SIGABRT, and callbacks of the garbage collector and of weak references discard the exception.
 
 So the handler raises at once, except in these places: there the signal is sent again, after a hundredth of a second. A
-program that catches the exception is asked once more after a third of the grace period. At the end of that period
+program that drops the exception receives it again at the next third of the grace period. At the end of that period
 the process is ended by force. The handler still fails where code in C never returns to the interpreter: then only the
 end of the grace period helps.
 """
@@ -81,8 +81,8 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
     ``exit_codes.INTERRUPTED``, so Python prints no traceback.
 
     An import within the block is completed first, for 5 s at most. A program may catch ``SystemExit`` to clean up.
-    Where the block goes on and nobody holds the exception any more, it is raised once more after a third of the grace
-    period.
+    Where the block goes on and nobody holds the exception any more, it is raised once more at the next third of the
+    grace period, counted from the signal.
 
     Args:
         grace_secs: Seconds from the signal to the hard end of the process.
