@@ -44,8 +44,7 @@ def accuracy_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Arr
 
 def main(options: argparse.Namespace, others: list[str]) -> None:
     """Serves variables as a ps, or trains on a share of the images as a worker."""
-    # A ps serves in this line until training is over.
-    with harness.join_cluster(others) as me:
+    with harness.join_cluster(others) as me:  # a ps stays here until training is over
         mnist = data.load()
         batches = data.Batches(mnist.train, 100, seed=1, shard_index=me.number, num_shards=me.workers)
         with me.device():
@@ -69,5 +68,4 @@ def main(options: argparse.Namespace, others: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # ``join_cluster`` reads the flags that this parser does not know.
-    main(*parser.parse_known_args())
+    main(*parser.parse_known_args())  # join_cluster reads the other flags
