@@ -11,7 +11,7 @@ from runtime.wire.peer import Peer
 
 
 class Buffers(list[TensorBuffer]):
-    """Memory for the replies of one handle, free at the moment; plans that differ in other stages share it."""
+    """The free memory for replies of one handle; plans that differ in other stages share the memory."""
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class RemoteCall:
     waits: bool
 
     def borrow(self) -> TensorBuffer:
-        """Memory for one reply of a fixed layout; give it back to ``buffers`` when nothing reads it any more."""
+        """Returns memory for one reply of a fixed layout; the caller returns it to ``buffers`` after the last read."""
         assert self.reply_layout is not None
         try:
             return self.buffers.pop()
@@ -91,7 +91,7 @@ class FlowCall:
 
 @dataclass(frozen=True)
 class Phase:
-    """Stage calls of a step that begin when those of the phase before are over, and do not wait for each other.
+    """Stage calls of a step that begin when the phase before has finished, and do not wait for each other.
 
     Attributes:
         part: of the step, to which its time counts.

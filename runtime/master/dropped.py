@@ -46,7 +46,8 @@ def later(action: Callable[[], None]) -> None:
 def _start() -> None:
     global _thread
     with _lock:
-        if _thread is None or not _thread.is_alive():  # the child of a fork has no threads
+        # The child of a fork has no threads.
+        if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_work, name="dropped", daemon=True)
             _thread.start()
 

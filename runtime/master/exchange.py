@@ -20,7 +20,7 @@ _clock = time.perf_counter_ns
 
 
 class Stopwatch:
-    """Counts the time that passes to one part of the step or another.
+    """A clock that counts the time of each part of a step.
 
     Args:
         parts_ns: sums by part, nanoseconds (``StepTimes``).
@@ -33,7 +33,7 @@ class Stopwatch:
         self.began = self.last = _clock()
 
     def count(self, part: int) -> None:
-        """What has passed since the last count belongs to a part."""
+        """Adds the time since the last count to a part."""
         now = _clock()
         self._parts_ns[part] += now - self.last
         self.last = now
@@ -62,7 +62,7 @@ class Run:
     running: list[tuple[LocalCall, jax.Array | None]] = field(default_factory=list)
 
     def inputs(self, call: RemoteCall | LocalCall) -> list[AnyArray]:
-        """The values of a call's inputs."""
+        """Returns the values of a call's inputs."""
         values = self.values
         return [values[slot] for slot in call.inline]
 
@@ -73,7 +73,7 @@ class Run:
             values[slot] = value
 
     def arrive(self, slot: int) -> None:
-        """Waits until a value is computed; if that failed, raises the error of the stage that did."""
+        """Waits until a value is computed; raises the error of the stage if it failed."""
         try:
             self.values[slot] = np.asarray(self.values[slot])
         except Exception:
@@ -81,12 +81,12 @@ class Run:
             raise
 
     def fetch(self, slots: Sequence[int]) -> list[AnyArray | None]:
-        """The values of slots; None for -1, an operation."""
+        """Returns the values of slots; None for -1, an operation."""
         values = self.values
         return [None if slot < 0 else values[slot] for slot in slots]
 
     def execute(self, call: LocalCall) -> None:
-        """Runs a call on this task; what it computes may go on."""
+        """Runs a call on this task; its computation may continue after the return."""
         outputs, done = call.worker.execute(
             call.registered, self.session, self.step, self.inputs(call), self.deadline, self.ending
         )
@@ -99,7 +99,7 @@ class Run:
             call.registered.prepared.wait(done)
 
     def give_back(self) -> None:
-        """Gives back the memory of replies; the computations that read them must be done."""
+        """Returns the memory of replies; the computations that read them must have finished."""
         for call, buffer in self.borrowed:
             call.buffers.append(buffer)
         self.borrowed.clear()
@@ -119,11 +119,11 @@ class Exchange:
         self._lanes: dict[RemoteCall, Lane] = {}
 
     def __len__(self) -> int:
-        """How many calls are under way."""
+        """Returns the number of calls under way."""
         return len(self._lanes)
 
     def lanes(self) -> Iterator[tuple[RemoteCall, Lane]]:
-        """The calls under way, with their connections."""
+        """Returns the calls under way, with their connections."""
         return iter(self._lanes.items())
 
     def open(self, calls: Sequence[RemoteCall]) -> None:
@@ -156,7 +156,7 @@ class Exchange:
         )
 
     def receive(self, call: RemoteCall) -> list[Array]:
-        """Waits for the replies of a call and gives back its connection."""
+        """Waits for the replies of a call and returns its connection."""
         run, lane = self._run, self._lanes[call]
         buffer = None
         if call.reuse:
@@ -170,7 +170,7 @@ class Exchange:
         return replies
 
     def close(self) -> None:
-        """Gives up the calls that were not collected: their connections are dropped."""
+        """Gives up the calls that were not received: their connections are dropped."""
         run = self._run
         if run.ending is not None and self._lanes:
             run.ending.uncover(self._lanes.values())
@@ -199,7 +199,7 @@ def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
 
 
 class TracedExchange(Exchange):
-    """An exchange that notes when it sent and received what.
+    """An exchange that records a span for each send and receive.
 
     Args:
         run: the step that makes the calls.
@@ -223,7 +223,7 @@ class TracedExchange(Exchange):
         self._note("send", call, start, arrays, f"to {call.task}")
 
     def receive(self, call: RemoteCall) -> list[Array]:
-        """Waits for the replies of a call and gives back its connection."""
+        """Waits for the replies of a call and returns its connection."""
         start = time.time_ns()
         replies = super().receive(call)
         self._note("recv", call, start, replies, f"from {call.task}")

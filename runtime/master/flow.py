@@ -58,7 +58,7 @@ class _Flow:
         self._woken = os.eventfd(0, os.EFD_CLOEXEC)
 
     def to_the_end(self) -> None:
-        """Begins what can begin and takes what has come, until all is over."""
+        """Begins calls that can begin and takes replies, until all calls have finished."""
         self._begin()
         while len(self._exchange) or self._threads:
             for call in self._answered():
@@ -74,7 +74,7 @@ class _Flow:
             self._begin()
 
     def close(self) -> None:
-        """Gives up what is still under way."""
+        """Gives up the calls under way."""
         for thread in self._threads.values():
             thread.cancelled.set("another part of the step failed")
         self._exchange.close()
@@ -123,7 +123,7 @@ class _Flow:
         self._watch.count(self._flow[i].part)
 
     def _answered(self) -> list[RemoteCall]:
-        """The calls elsewhere that have an answer; none when a thread has ended, or a tick has passed.
+        """Returns the calls elsewhere that have a reply; none when a thread has ended, or a tick has passed.
 
         Raises:
             OpError: one of them can have none.
@@ -178,7 +178,7 @@ class _LocalThread(threading.Thread):
             os.eventfd_write(self._woken, 1)
 
     def result(self) -> tuple[list[AnyArray], jax.Array | None]:
-        """What the call gave; raises what it raised."""
+        """Returns the results of the call, or raises its error."""
         if self._error is not None:
             raise self._error
         assert self._result is not None

@@ -179,7 +179,8 @@ class MasterSession:
         if ending is not None:
             ending.deadline = deadline
         if self._ahead:
-            self._flush()  # what this step reads must hold what earlier steps wrote
+            # This step must read what earlier steps wrote.
+            self._flush()
         run = Run(self.id, step, deadline, ending, prepared.values(feeds, self.next_step_id))
         exchange = prepared.exchange(run)
         times, part = prepared.times, COMPUTE
@@ -197,7 +198,8 @@ class MasterSession:
         run.wait()
         watch.count(part)
         times.add_step(watch.last - watch.began, prepared.wire_bytes)
-        run.give_back()  # only now: the computations that read this memory are done
+        # Only now: the computations that read this memory have finished.
+        run.give_back()
         return run.fetch(prepared.plan.fetches)
 
     def _run_pipelined(
@@ -262,7 +264,8 @@ class MasterSession:
             raise NotFoundError(f"{name} is not among this session's tasks")
         order.session = self.id
         if order.HasField("pause"):
-            self._flush()  # a checkpoint holds what earlier steps of this session wrote
+            # A checkpoint must hold what earlier steps of this session wrote.
+            self._flush()
         return task.send_order(order, timeout)
 
     def send_run_order(
@@ -326,7 +329,8 @@ class MasterSession:
         try:
             copy = services_pb2.CheckpointOrder()
             copy.CopyFrom(order)
-            if isinstance(task, LocalTask):  # it calls functions of the user's here, which may never return
+            # A local task calls the user's functions on this thread, and they may never return.
+            if isinstance(task, LocalTask):
                 return in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
             return task.send_order(copy, timeout)
         finally:

@@ -34,7 +34,7 @@ _POLL_SECS = 0.1
 
 
 def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
-    """Whether a plan is a training step: pull from ps, compute here, push to ps."""
+    """Returns True if a plan is a training step: pull from ps, compute here, push to ps."""
     if len(phases) != 3 or any(call.stage.host for call in plan.stages):
         return False  # a synchronous push must be over before the next pull
     pull, compute, push = phases
@@ -100,7 +100,7 @@ class Pipeline:
             self._forget()
 
     def finish(self) -> None:
-        """At the end of the session: waits for the answer to the last push, but not for a task that is silent.
+        """Waits at the end of the session for the reply to the last push, but not for a silent task.
 
         A healthy ps answers at once. One that is frozen or cut off is waited for until it counts as silent. A step
         that another thread still runs is not waited for any longer.
@@ -147,7 +147,7 @@ class Pipeline:
         return run.fetch(self._plan.fetches)
 
     def _pull(self, step: int, deadline: float | None) -> tuple[_Pulled, Run]:
-        """Asks for the parameters; gives them, and the run that holds the memory they lie in."""
+        """Pulls the parameters; returns them, and the run that owns their memory."""
         run = Run(self._session, step, deadline, None, [])
         exchange = Exchange(run)
         pulled: _Pulled = {}
@@ -190,7 +190,7 @@ class Pipeline:
 
 
 def _is_awaited(lane: Lane) -> bool:
-    """Whether a connection has brought neither an answer nor trouble after a moment."""
+    """Returns True if a connection has brought neither a reply nor an error after a moment."""
     fd = lane.fileno()
     if fd < 0:
         return False

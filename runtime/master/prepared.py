@@ -1,4 +1,4 @@
-"""Prepared plans: what a session runs. The stages of a plan, registered on their tasks and put into phases."""
+"""Prepared plans: the stages of a plan, registered on their tasks and put into phases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PreparedPlan:
         self._empty = [NOT_COMPUTED] * (plan.slots - step_id)
 
     def values(self, feeds: Sequence[Array], next_step_id: Callable[[], Array]) -> list[AnyArray]:
-        """The values of a new step, by slot; ``NOT_COMPUTED`` where nothing is computed yet.
+        """Returns the values of a new step, by slot; ``NOT_COMPUTED`` where nothing is computed yet.
 
         Args:
             feeds: of the plan.
@@ -94,7 +94,8 @@ def register(
         UnavailableError: a task is gone.
     """
     writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host)
-    writes = dict(writing) if writing.total() > 1 else None  # one writing stage alone is atomic anyway
+    # One writing stage alone is atomic without this.
+    writes = dict(writing) if writing.total() > 1 else None
 
     def remote(task: RemoteTask, call: StageCall) -> RemoteCall:
         made = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
@@ -130,7 +131,7 @@ def register(
 
 
 def _unregister(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:
-    """Tells tasks that a plan is gone."""
+    """Unregisters the handles of a plan that is gone."""
     for task, handles in registered.items():
         task.unregister(session, handles)
 
@@ -142,7 +143,7 @@ def _phase(
     part_of: Mapping[int, int],
     awaited: int,
 ) -> Phase:
-    """The phase of these waves."""
+    """Returns the phase of these waves."""
     numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
     calls = [made[i] for i in numbers]
     flow: tuple[FlowCall, ...] = ()

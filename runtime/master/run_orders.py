@@ -22,7 +22,7 @@ _ENDED_SECS = 1.0
 
 
 def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The tasks whose run records count: all of job ps; where there is none, the first by name.
+    """Returns the tasks whose run records count: all of job ps, or without ps the first task by name.
 
     Args:
         tasks: (name, address) of those that a client may touch.
@@ -32,7 +32,7 @@ def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def asked(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]], sender: str) -> Sequence[tuple[str, str]]:
-    """Whom of ``holders`` an order goes to: all, but one that everybody has waiting all the time to one of them.
+    """Returns the receivers of an order: all ``holders``, or one for an order that every task has waiting.
 
     Each sender has its own, so that no task keeps the threads of all. Only who leads asks all: any may have to go.
     """
@@ -51,7 +51,7 @@ def send_run_order(
     cancelled: Cancellation,
     security: Security | None = None,
 ) -> dict[str, run_record_pb2.RunReply]:
-    """Has tasks carry out an order, all at the same time: one that is not there keeps it from no other.
+    """Has tasks carry out an order at the same time: a task that is absent delays no other.
 
     Args:
         order: the order.
@@ -153,7 +153,7 @@ class _Exchange:
             task.close(self._client)
 
     def end(self) -> None:
-        """Ends what is still under way, on the tasks too."""
+        """Ends the orders under way, on the tasks too."""
         self._cancelled.set("it is over")
         for task in list(self._met):
             task.close(self._client)

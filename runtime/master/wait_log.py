@@ -1,4 +1,4 @@
-"""The wait log: tells what a client waits for while a master in another process works."""
+"""The wait log: the reason of a client's wait while a master in another process works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Wait:
 
 
 class WaitLog:
-    """Logs every 10 s for what the calls under way wait, on a thread of its own: gRPC's calls do not return meanwhile.
+    """The log, every 10 s, of what calls under way wait for. A thread writes it, as gRPC's calls block.
 
     Args:
         peers: the tasks that they wait for.
@@ -36,7 +36,7 @@ class WaitLog:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Logs about a call while it lasts.
+        """Logs the waits of a call within the block.
 
         Args:
             what: what the other side is waited for to do.

@@ -331,7 +331,8 @@ class Server:
     def _start(self) -> None:
         if self._holder:
             self.worker.hold_backups(BackupHolder(self._audit, self._check_is_task))
-            self._start_grpc()  # the others may ask, while this task asks them, and need not wait for each other
+            # gRPC first: tasks that start together ask each other, and none may wait for another's start.
+            self._start_grpc()
             self._replicate(self._holder)
             self._start_tensors()
         else:
@@ -470,7 +471,8 @@ class Server:
         self.remote_sessions.end_all()
         if leaving:
             self.worker.store.run.close(TaskLeftError("it has left: training is over", task=self.worker.task))
-        if leaving and self._started:  # first of all: who is told otherwise that this task has stopped waits for it
+        # First of all: a client that hears of the stop by another way waits for the task to come back.
+        if leaving and self._started:
             self._tensors.stop(grace_secs, leaving=True)
         tasks.leave(self.address, self)
         if self.worker.primary is not None:
@@ -480,7 +482,8 @@ class Server:
         for peer in peers:
             peer.close(0)
         if not self._grpc_started:
-            self._start_grpc()  # gRPC gives a port back only when it stops, and stops only what was started
+            # gRPC returns a port only when it stops, and stops only a server that was started.
+            self._start_grpc()
         self._grpc.stop(grace_secs).wait()
         if self._started:
             self._tensors.stop(grace_secs)
@@ -533,7 +536,8 @@ class Server:
         living = self._living()
         if living and secs:
             logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self.task, secs, ", ".join(living))
-            self.worker.store.run.go_at(deadline)  # the chief saves: what no checkpoint holds goes with this task
+            # The chief saves by then: steps that no checkpoint holds end with this task.
+            self.worker.store.run.go_at(deadline)
         while (left := deadline - time.monotonic()) > 0 and self._living():
             if self._over.wait(min(_DRAIN_POLL_SECS, left)):
                 break
@@ -547,7 +551,8 @@ class Server:
     def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run
         try:
-            log_at, log = 0.0, logging.info  # at once, as at every normal end; what lasts is worth a warning
+            # The first line comes at every normal end; a wait that lasts is worth a warning.
+            log_at, log = 0.0, logging.info
             while not self._over.wait(_POLL_SECS):
                 if run.may_leave(late_secs):
                     break

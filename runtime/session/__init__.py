@@ -1,1 +1,1 @@
-"""Session: what a client does with a cluster."""
+"""Session: the client's side of a cluster."""

@@ -69,25 +69,25 @@ class Engine(Protocol):
     def run_traced(
         self, prepared: PlanHandle, feeds: Sequence[Array], timeout: float | None = None
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
-        """Runs one step of a registered plan and tells what happened in it."""
+        """Runs one step of a registered plan; returns the StepStats, too."""
 
     def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
         """Has a task carry out an order of a coordinator of checkpoints."""
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
-        """Has a task carry out an order to its run record; it is one that does not wait."""
+        """Has a task carry out an order to its run record that does not wait."""
 
     def stream(self, task: str) -> Stream:
         """Opens a way to a task for byte ranges of variables."""
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Goes on under generations of tasks that the client has begun; whether any is new to the session."""
+        """Continues under generations that the client has begun; returns True if one is new to the session."""
 
     def silent_secs(self) -> float | None:
-        """For how long a task has given no sign of life; None when the master is elsewhere and cannot tell."""
+        """Returns the seconds without a sign of life of the task that is silent longest; None for a remote master."""
 
     def left(self) -> list[str]:
-        """The tasks that have left for good; empty when the master is elsewhere."""
+        """Returns the tasks that have left for good; none for a master in another process."""
 
     def cancel_steps(self) -> None:
         """Ends the steps under way with CancelledError; a session of a master elsewhere ends with them."""
@@ -97,7 +97,7 @@ class Engine(Protocol):
 
 
 def sign_errors(engine: Engine) -> Engine:
-    """Writes the session's id into each error that comes from its tasks, so that errors of others are told apart."""
+    """Adds the session's id to each error of its tasks, so that other errors can be told apart."""
 
     def signed(call: Callable[..., Any]) -> Callable[..., Any]:
         def signing(*arguments: Any) -> Any:
@@ -143,7 +143,7 @@ class LocalEngine:
         self.adopt_generations = self._session.adopt_generations
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
-        """Has a task carry out an order to its run record; it is one that does not wait."""
+        """Has a task carry out an order to its run record that does not wait."""
         return self._session.send_run_order(task, order, RUN_ORDER_SECS, Cancellation())
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class RelayedStream:
         self._request = request
 
     def pull(self, byte_range: ByteRange) -> tuple[Array, int]:
-        """Gives the bytes of a byte range and the number of the task's updates."""
+        """Returns the bytes of a byte range and the number of the task's updates."""
         whole, updates = aligned_buffer(byte_range.size), 0
         for at in range(0, byte_range.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, byte_range.size - at)
@@ -269,7 +269,7 @@ class RemoteEngine:
     def run_traced(
         self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
-        """Runs one step of a registered plan and tells what happened in it."""
+        """Runs one step of a registered plan; returns the StepStats, too."""
         return self._run(prepared, feeds, timeout, True)
 
     def _run(
@@ -293,7 +293,7 @@ class RemoteEngine:
         return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
-        """Has a task carry out an order to its run record; it is one that does not wait."""
+        """Has a task carry out an order to its run record that does not wait."""
         request = pb.ForwardRunOrderRequest(session=self._id, task=task, order=order, answer_secs=RUN_ORDER_SECS)
         limit = RUN_ORDER_SECS + ANSWER_SECS
         return rpc.call(self._stub.ForwardRunOrder, request, timeout=limit, task=self._target).replies[task]
@@ -308,7 +308,7 @@ class RemoteEngine:
         return RelayedStream(request)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Goes on under generations of tasks that the client has begun; whether any is new to the session."""
+        """Continues under generations that the client has begun; returns True if one is new to the session."""
         request = pb.AdoptGenerationsRequest(session=self._id, generations=generations)
         before = self.value_ids
         answer = rpc.call(self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target)
@@ -316,11 +316,11 @@ class RemoteEngine:
         return self.value_ids != before
 
     def silent_secs(self) -> float | None:
-        """None: the master knows, and it is elsewhere."""
+        """Returns None: only the master, in another process, knows."""
         return None
 
     def left(self) -> list[str]:
-        """None that are known here."""
+        """Returns an empty list: only the master, in another process, knows."""
         return []
 
     def cancel_steps(self) -> None:
@@ -349,7 +349,7 @@ def _renew(
     session: int,
     target: str,
 ) -> None:
-    """Renews a session every few seconds, until it is closed or nobody refers to its engine any more."""
+    """Renews a session every few seconds, until the session is closed or its engine is collected."""
     request = pb.RenewSessionRequest(session=session)
     while not closed.wait(timeouts.RENEW_SECS) and engine() is not None:
         try:
@@ -379,7 +379,7 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
 
 
 def _has_a_role() -> bool:
-    """Whether this process orders under a role, which the target's own may not do for it."""
+    """Returns True if this process gives orders under a role, which the target may not do for it."""
     given = in_force(None, os.environ)
     certificates = given.tls() if given else None
     return certificates is not None and identity_of(certificates.current.names).role is not None

@@ -19,7 +19,7 @@ _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 
 
 def feed_value(tensor: Tensor, value: object) -> Array:
-    """``value`` as an array that fits ``tensor``.
+    """Returns ``value`` as an array that fits ``tensor``.
 
     An array of another dtype is converted when no value changes by that, but for the rounding of reals. What a
     placeholder with "unsafe" casting cannot hold is cut to fit, except for a Python int.
@@ -85,7 +85,7 @@ def _converted(tensor: Tensor, value: object) -> Array:
 
 
 def _cast(array: Array, dtype: DType) -> Array:
-    """``array`` as ``dtype``, by numpy's unsafe casting."""
+    """Returns ``array`` as ``dtype``, by numpy's unsafe casting."""
     if array.dtype.kind == "c" and dtype.kind not in "cb":
         array = array.real
     with np.errstate(invalid="ignore"):  # whoever asks tells
@@ -93,7 +93,7 @@ def _cast(array: Array, dtype: DType) -> Array:
 
 
 def _changed(array: Array, cast: Array) -> str | None:
-    """The first value that a cast has changed by more than rounding, in words; None when there is none."""
+    """Returns, in words, the first value that a cast has changed by more than rounding; None without one."""
     if array.dtype.kind not in "SUO" and kind_of(cast.dtype) >= max(2, kind_of(array.dtype)):
         return None
     if array.dtype.kind in "SU":

@@ -1,4 +1,4 @@
-"""How a chief takes the lead, and under whose leadership a session's orders go."""
+"""The lead of a chief, and the leadership under which a session's orders go."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lead:
         self._lock = threading.Lock()
 
     def claim(self, ask: Ask, held: Collection[str] = ()) -> Leadership:
-        """Takes the lead over tasks, all under one epoch: the one that it has, if no task has seen a later one.
+        """Takes the lead over tasks under one epoch: the present epoch, unless a task has seen a later one.
 
         Args:
             ask: reaches the tasks.
@@ -66,14 +66,14 @@ class Lead:
 
 
 def next_epoch(owner: int, obeyed: Collection[Leadership]) -> int:
-    """The epoch under which a chief claims tasks that obey these: its own when that is the latest, else a later one."""
+    """Returns the epoch under which a chief claims tasks: its own if that is the latest, else a later one."""
     latest = max(leadership.epoch for leadership in obeyed)
     owners = {leadership.owner for leadership in obeyed if leadership.epoch == latest}
     return latest if latest and owners == {owner} else latest + 1
 
 
 class Authority:
-    """Under whose leadership the orders of one session go. Thread safe.
+    """The leadership under which the orders of one session go. Thread safe.
 
     Those of a chief's session go under its own. Any other session's go under the leadership that each task obeys, so
     that they depose nobody; where nobody leads, it claims for itself.
@@ -96,7 +96,7 @@ class Authority:
             self._lead, self._claimed = lead, NOBODY
 
     def over(self, tasks: Collection[str]) -> Mapping[str, Leadership]:
-        """By task, under whose leadership to order; a chief claims those that it has not ordered before."""
+        """Returns, by task, the leadership for orders; a chief claims tasks that it has not ordered before."""
         with self._lock:
             lead = self._lead
             if lead is None:

@@ -63,7 +63,7 @@ class RunOptions:
 
 
 def data_type_number(dtype: DType) -> int:
-    """TensorFlow's number of a dtype (its ``DataType``); 0, which is its ``DT_INVALID``, for one that it has not."""
+    """Returns TensorFlow's number of a dtype (``DataType``); 0 (``DT_INVALID``) for a dtype without one."""
     return _DATA_TYPES.get(dtype_name(dtype), 0)
 
 

@@ -1,4 +1,4 @@
-"""Run records: what the chief and the workers tell each other by way of the tasks that hold the variables.
+"""Run records: messages of chief and workers by way of the tasks that hold the variables.
 
 Every task of a cluster keeps a small record of the training run (its phases are described in
 ``runtime/state/run_record.py``). This is the client of all those records at once: the chief's orders, and what
@@ -110,11 +110,11 @@ class RunRecords:
         self._closed = False
 
     def inspect(self) -> dict[str, RunRecordView]:
-        """The records as they are, by task name."""
+        """Returns the records as they are, by task name."""
         return self._send(RunOrder(inspect=RunOrder.Inspect()))
 
     def claim(self) -> Lead:
-        """Takes the lead: from now on the orders of any other chief are refused.
+        """Takes the lead: the tasks refuse the later orders of any other chief.
 
         Raises:
             AbortedError: another chief keeps claiming the same tasks.
@@ -131,7 +131,7 @@ class RunRecords:
         return self.lead
 
     def load(self) -> dict[str, int]:
-        """Orders the tasks to let nobody train while this chief replaces values.
+        """Orders the tasks to let no worker train while this chief replaces values.
 
         Returns:
             By task, its generation from now on. It is a new one where there were values: sessions that used them are
@@ -143,7 +143,7 @@ class RunRecords:
         return {task: record.generation for task, record in self._send(RunOrder(load=RunOrder.Load())).items()}
 
     def open(self, logdir: str = "") -> None:
-        """Orders the tasks to let everybody train.
+        """Orders the tasks to let all workers train.
 
         Args:
             logdir: log directory of the run that the values belong to now; empty changes nothing.
@@ -160,7 +160,7 @@ class RunRecords:
         saved_step: int | None = None,
         elastic: bool = False,
     ) -> None:
-        """Tells the tasks that training is over.
+        """Reports to the tasks that training has finished.
 
         Args:
             silence_secs: who is not done, and gives no sign of life for so long, is not waited for any longer.
@@ -183,12 +183,12 @@ class RunRecords:
         self._send(RunOrder(finish=order))
 
     def leads(self) -> bool:
-        """Whether no other chief has taken the lead; a task that has just restarted knows of none."""
+        """Returns True if no other chief has taken the lead; a task that has just restarted knows of none."""
         owner = self.lead.owner if self.lead else 0
         return all(record.leadership.owner in (0, owner) for record in self.inspect().values())
 
     def join(self, session: int = 0) -> None:
-        """Tells the tasks that this one takes part.
+        """Reports to the tasks that this task takes part.
 
         Args:
             session: the session that it trains in: as long as that gives signs of life, the task lives.
@@ -201,11 +201,11 @@ class RunRecords:
         self._send(RunOrder(join=RunOrder.Join(session=session)))
 
     def rest(self, session: int) -> None:
-        """Tells the tasks that this one trains no more in a session, though it still needs them."""
+        """Reports to the tasks that this task has stopped training in a session, and still needs them."""
         self._send(RunOrder(rest=RunOrder.Rest(session=session)))
 
     def done(self, leave: bool, session: int = 0, *, goodbye: bool = False) -> dict[str, RunRecordView]:
-        """Tells the tasks that this one needs them no more.
+        """Reports to the tasks that this task needs them no more.
 
         Args:
             leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
@@ -215,7 +215,7 @@ class RunRecords:
         return self._send(RunOrder(done=RunOrder.Done(session=session, leave=leave, goodbye=goodbye)))
 
     def wait_loaded(self, timeout_secs: float) -> bool:
-        """Waits until no chief is loading, for a minute at most; returns whether that is so now."""
+        """Waits until no chief is loading, for a minute at most; returns True if none is."""
         records = self._send(RunOrder(wait_loaded=RunOrder.WaitLoaded(secs=timeout_secs)))
         return all(record.phase != "loading" for record in records.values())
 
@@ -243,7 +243,7 @@ class RunRecords:
         return self._send(RunOrder(stop=RunOrder.Stop(reason=reason)))
 
     def wait_stop(self, timeout_secs: float) -> tuple[str, float | None]:
-        """Waits until somebody has ordered training to end, for a minute at most; as the leader also for tasks that go.
+        """Waits until an order ends training, for a minute at most; the leader waits for tasks that go, too.
 
         Returns:
             The reason to end, else nothing; and, to the leader, for how many seconds the first of the tasks serves on
@@ -264,7 +264,7 @@ class RunRecords:
         return reason, min(going, default=None) if self.lead else None
 
     def close(self) -> None:
-        """Ends ``wait_stop`` on another thread, and those to come until the next ``join``; all else goes on working."""
+        """Ends ``wait_stop`` on other threads, and later ones until the next ``join``; all else keeps working."""
         with self._lock:
             self._closed = True
             waiting = self._waiting
@@ -292,12 +292,12 @@ class RunRecords:
 
 
 def at(task: str, address: str) -> str:
-    """A task and where it is, in words; the address may be unknown."""
+    """Returns a task and its address, in words; the address may be unknown."""
     return f"{task} at {address}" if address else task
 
 
 def others(records: Mapping[str, RunRecordView], own: str) -> list[str]:
-    """The tasks, but ``own``, that take part by any of ``records`` and are not done."""
+    """Returns the tasks, but ``own``, that take part by any of ``records`` and are not done."""
     joined = dict.fromkeys(task for record in records.values() for task in record.joined)
     done = {task for record in records.values() for task in record.done}
     return [task for task in joined if task not in done and task != own]
@@ -331,7 +331,7 @@ def _sent(
     cancelled: Cancellation | None,
     security: Security | None,
 ) -> tuple[str, dict[str, RunReply]]:
-    """Sends an order by way of a target; gives the name of the target's task, and the replies by task."""
+    """Sends an order by way of a target; returns the name of the target's task, and the replies by task."""
     address = target.removeprefix("grpc://")
     if address == target:
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
@@ -354,7 +354,7 @@ def _sent(
 
 @contextlib.contextmanager
 def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[None]:
-    """Has a channel closed, and so its call ended on the other side too, when somebody cancels within the block."""
+    """Closes a channel, and so ends its call on the other side too, on cancellation within the block."""
     if cancelled is None:
         yield
         return

@@ -1,1 +1,1 @@
-"""What a task does: it registers stages and runs them against its state."""
+"""The work of a task: registering stages and running them against its state."""

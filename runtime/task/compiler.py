@@ -33,14 +33,14 @@ class Compiler:
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
         self.compilations = 0
-        """How many programs were compiled, for tests that count."""
+        """The number of programs that were compiled, for tests."""
 
     def __len__(self) -> int:
-        """How many executables are kept."""
+        """Returns the number of executables that are kept."""
         return len(self._entries)
 
     def executable(self, program: Program, donate: Sequence[int], device: jax.Device) -> Executable:
-        """The compiled program, whose arguments ``donate`` are updated in place.
+        """Returns the compiled program, whose arguments ``donate`` are updated in place.
 
         Raises:
             InvalidArgumentError: the program is damaged or does what a stage must not do.

@@ -1,4 +1,4 @@
-"""How many processor cores the XLA of one task takes where several tasks share a host.
+"""The processor cores of one task's XLA where several tasks share a host.
 
 XLA makes a thread for every core of the host in every process. Where tasks share a host, their threads stand in each
 other's way: 1 ps and 4 workers on 2 cores do 25 % more steps a second with one thread each.
@@ -23,7 +23,7 @@ _VARIABLES = ("PJRT_NPROC", "NPROC")
 
 
 def share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
-    """Cores for one task's XLA.
+    """Returns the number of cores for one task's XLA.
 
     Workers divide the cores among them: a ps mostly waits for them. A ps takes what it would get if all tasks of the
     host took the same: an update is a short program, which more threads make slower. With one thread, each
@@ -42,7 +42,7 @@ def share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
 
 
 def writers_share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
-    """Cores for one task's work in the background, by which it is paced: what all tasks of its job on its host have.
+    """Returns the cores by which a task's background work is paced: those of its job's tasks on its host.
 
     They write their parts of a checkpoint at the same time; each must rest the longer the more there are.
     """
@@ -53,7 +53,7 @@ def writers_share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
 
 @contextlib.contextmanager
 def limited(cluster: ClusterSpec, own: TaskId) -> Iterator[None]:
-    """While JAX finds its devices: limits its threads to the task's share, unless the user has said how many.
+    """Limits JAX's threads to the task's share within the block, unless the user has set their number.
 
     One thread is the one that asks. Does nothing in a process whose devices were found before.
     """

@@ -11,7 +11,7 @@ from runtime.wire.channel import Lane
 
 
 class StepEnding(Cancellation):
-    """Ends one step, and no other of its session.
+    """The end of one step, and of no other of its session.
 
     Waits of kernels on this task look at it as they do at any ``Cancellation``; the calls on other tasks are ended by
     their lanes. The deadline is that of the step.
@@ -26,7 +26,7 @@ class StepEnding(Cancellation):
     def set(
         self, reason: str = "nobody waits for the step any more", error: type[CancelledError] = CancelledError
     ) -> None:
-        """Ends the step; what it still does raises ``error`` with the reason that was given first."""
+        """Ends the step: its calls and waits raise ``error`` with the first reason."""
         super().set(reason, error)
         with self._covered:  # held: a lane that is not covered any more may be another step's
             for lane in self._lanes:

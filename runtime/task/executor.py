@@ -203,7 +203,8 @@ class PreparedStage:
         """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
         handed: list[AnyArray] = []
         try:
-            with self._claim:  # the program may run on this thread: only who needs the same variables waits for it
+            # The program may run on this thread: only stages that need the same variables wait for it.
+            with self._claim:
                 results = self._computed(inputs, client)
                 handed = self._exchanged(results)
             return results, self._pinned(handed) if handed else []
@@ -225,7 +226,8 @@ class PreparedStage:
             arguments.append(value.copy() if written and slot.readers else value)
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
-        if self._narrow:  # what a program gives has another layout than what one is compiled for; numpy's has any
+        # Results of fewer than 8 bits an element have another layout than a program's arguments; numpy arrays fit.
+        if self._narrow:
             arguments, inputs = [*arguments, *inputs], ()
             for i in self._narrow:
                 arguments[i] = np.asarray(arguments[i])

@@ -73,7 +73,7 @@ def _check_variables(stage: Stage) -> None:
 
 
 def _check_kernels(stage: Stage, available: int) -> int:
-    """Checks the kernels' arguments; gives how many values there are after the last."""
+    """Checks the kernels' arguments; returns the number of values after the last kernel."""
     if stage.program is not None and len(stage.host) != 1:
         raise InvalidArgumentError(f"an update is deferred by one kernel, not by {len(stage.host)}")
     for call in stage.host:
@@ -95,7 +95,7 @@ def _check_program(stage: Stage, program: Program) -> None:
 
 
 def _check_outputs(stage: Stage, computed: int) -> None:
-    """Checks the outputs; ``computed`` is how many values there are that are not variables."""
+    """Checks the outputs; ``computed`` is the number of values that are not variables."""
     specs = stage.output_specs
     if specs is not None:
         _equal("outputs", len(specs), len(stage.outputs))

@@ -1,4 +1,4 @@
-"""Host kernels: the few things a task does that are not XLA programs, by name. No code crosses the wire."""
+"""Host kernels: the operations of a task that are no XLA programs, by name. No code crosses the wire."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DeferredProgram(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a kernel may use.
+    """The objects that a kernel may use.
 
     Attributes:
         store: the task's state.
@@ -85,7 +85,7 @@ def kernel(name: str) -> Callable[[Kernel], Kernel]:
 
 
 def find_kernel(name: str) -> Kernel:
-    """The kernel called ``name``. Raises NotFoundError when this task has none."""
+    """Returns the kernel called ``name``; raises NotFoundError if there is none."""
     if name.startswith(WHEN):
         return _under_condition(find_kernel(name.removeprefix(WHEN)))
     home = _HOMES.get(name.partition("/")[0])
@@ -98,7 +98,7 @@ def find_kernel(name: str) -> Kernel:
 
 
 def _under_condition(kernel: Kernel) -> Kernel:
-    """``kernel`` when its first input says so; zeros otherwise (see ``op_kinds.WHEN``)."""
+    """Runs ``kernel`` if its first input is true; returns zeros otherwise (see ``op_kinds.WHEN``)."""
 
     def called(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[AnyArray]:
         if bool(inputs[0]) is bool(attrs["value"]):
@@ -109,7 +109,7 @@ def _under_condition(kernel: Kernel) -> Kernel:
 
 
 def strings(items: Sequence[str | bytes]) -> Array:
-    """A 1-D string tensor."""
+    """Returns a 1-D string tensor."""
     out = np.empty((len(items),), object)
     out[:] = [i.encode() if isinstance(i, str) else i for i in items]
     return out
@@ -153,7 +153,7 @@ def _value_or(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequen
 
 
 def _string_array(array: Array, variable: str) -> Array:
-    """A copy of what a string variable is given, its elements bytes."""
+    """Returns a copy of the new value of a string variable, with bytes as elements."""
     value = np.array(array, dtype=object)
     flat = value.reshape(-1)
     for index, item in enumerate(flat):

@@ -15,7 +15,7 @@ from runtime.state.ledger import Ledger
 from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
-"""How long a tensor is kept that is not fetched, because its step has failed or its session died."""
+"""Seconds that a tensor is kept that no task fetches, because its step failed or its session died."""
 
 _ENTRY_BYTES = 256
 """What an entry takes beside the bytes of its tensor, so that a million empty ones are not nothing."""
@@ -45,7 +45,7 @@ class Rendezvous:
         self._lock = threading.Lock()
         self._entries: dict[RendezvousKey, _Held] = {}
         self.resumed = False
-        """Whether the task goes on from its backup: what it held before is lost."""
+        """True if the task continues from its backup: tensors that it held before are lost."""
 
     @uninterrupted
     def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
@@ -65,15 +65,15 @@ class Rendezvous:
 
     @uninterrupted
     def take(self, key: RendezvousKey, check: Callable[[frozenset[str]], None] = lambda by: None) -> AnyArray:
-        """The value that was put under ``key``.
+        """Returns the value that was put under ``key``.
 
         Args:
             key: its key.
             check: is given the tasks that it is held for; what it raises leaves it where it is.
 
         Raises:
-            NotFoundError: it is not there (any more).
-            AbortedError: it may have been there before the task was started again.
+            NotFoundError: No value is there, or no longer.
+            AbortedError: The value may have been there before the task was started again.
         """
         with self._lock:
             entry = self._entries.get(key)

@@ -10,13 +10,13 @@ from runtime.wire.listener import Reply
 
 
 class Replicator(Protocol):
-    """Replicates this task: sends what its calls change to the task that holds its backup."""
+    """The sender of this task's changes to the task that holds its backup."""
 
     lag: int
     """How many answered updates the backup may lack."""
 
     def carry_out(self, run: Callable[[], Reply], client: int, *, gated: bool) -> Reply:
-        """Runs a call that changes state, and gives its reply when the backup lacks no more than it may.
+        """Runs a call that changes state; returns its reply when the backup lacks no more than it may.
 
         Args:
             run: runs the call.
@@ -25,23 +25,23 @@ class Replicator(Protocol):
         """
 
     def count(self) -> None:
-        """Something has changed."""
+        """Notes that the state has changed."""
 
     def settle(self) -> None:
         """Waits until all that has changed is in the backup; as ``Primary.settle``."""
 
     def forget(self, client: int) -> None:
-        """Drops the last answers to a client that has said goodbye from the backup."""
+        """Drops the last replies to a client that has closed its session from the backup."""
 
     def values(self) -> Mapping[str, float]:
-        """Figures by name."""
+        """Returns figures by name."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the replication."""
 
 
 class BackupMessages(Protocol):
-    """Holds the backups of other tasks."""
+    """The holder of other tasks' backups."""
 
     def answer_message(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message about a backup."""

@@ -22,7 +22,7 @@ FetchFrom = Callable[[str, int, int, int], AnyArray]
 
 
 class TracedStage:
-    """A prepared stage that is timed: it waits for its results before it gives them.
+    """A prepared stage that is timed: it returns results only when they are computed.
 
     Args:
         prepared: the stage.
@@ -68,7 +68,7 @@ class TracedStage:
 
 
 def traced_fetch(fetch: FetchFrom, call: StageCall, tracer: Tracer) -> FetchFrom:
-    """A function that fetches as ``fetch`` does, and notes how long it took."""
+    """Returns a function that fetches as ``fetch`` does, and records a span for the time."""
 
     def timed(task: str, session: int, step: int, slot: int) -> AnyArray:
         start = time.time_ns()

@@ -170,7 +170,8 @@ class Worker:
         kind = order.WhichOneof("order")
         index = order.sender.rpartition(":")[2]
         for resource in self.store.resources():
-            resource.set_finished(reply.phase == reply.FINISHED)  # nobody may wait for workers that have left
+            # No call may wait for workers that have left.
+            resource.set_finished(reply.phase == reply.FINISHED)
             if kind in ("rest", "done"):
                 resource.retire(getattr(order, kind).session, int(index) if index.isdecimal() else -1)
         self.replicate_now()
@@ -217,7 +218,8 @@ class Worker:
         """
         if self._gone is not None:
             raise type(self._gone)(self._gone.message, task=self.task)
-        if call.stage.may_wait and len(call.stage.host) > 1:  # it may end and run again, which the others must not
+        # A kernel that waits may be ended and run again; the other kernels of its stage must not run twice.
+        if call.stage.may_wait and len(call.stage.host) > 1:
             raise InvalidArgumentError("a kernel that may wait is a stage of its own", task=self.task)
         if generation != self.store.run.generation:
             raise AbortedError("its variables were restored since the session began", task=self.task)
@@ -258,7 +260,8 @@ class Worker:
             registered.prepared = TracedStage(prepared, call, self.tracer, registration.over_wire)
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
         added = self.registry.add(registered, session, handle)
-        if session in self._ended:  # it has ended while this was compiled, and what it held then was released
+        # The session may have ended during the compilation; its other stages were released then.
+        if session in self._ended:
             self.registry.release(session)
         return added
 
@@ -310,7 +313,8 @@ class Worker:
             outputs, done = registered.prepared.run(inputs, session)
         for i, hold in call.holds.items():
             self.rendezvous.put((session, step, call.outputs[i]), outputs[i], hold)
-        if call.holds and session in self._ended:  # it has ended meanwhile, and what was held then was dropped
+        # The session may have ended during the run; the tensors held before were dropped then.
+        if call.holds and session in self._ended:
             self.rendezvous.drop_session(session)
         return outputs, done
 
@@ -399,7 +403,8 @@ class Worker:
             self.primary.forget(session)
         self.counters.forget(session)
         self.ledger.end(session)
-        self.registry.release(session)  # last: who sees that nothing is registered for it any more sees all of it gone
+        # Last: an observer that finds no registrations of the session finds all else gone, too.
+        self.registry.release(session)
 
     def cancel(self, session: int, reason: str) -> None:
         """Cancels the calls of a session and drops the tensors held for it; the session may go on."""
@@ -482,7 +487,8 @@ class Worker:
                 if not caller_is_gone():
                     continue  # it was told of an older connection of the lane
                 raise
-        registered.prepared.wait(done)  # the inputs lie in the connection's buffer, which the next call overwrites
+        # The inputs lie in the connection's buffer, which the next call overwrites.
+        registered.prepared.wait(done)
         buffers = [np.asarray(outputs[i]) for i in registered.call.replies]
         return Reply(buffers, remember=registered.remember, dynamic=registered.dynamic)
 
