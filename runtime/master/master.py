@@ -329,7 +329,7 @@ class MasterSession:
         try:
             copy = services_pb2.CheckpointOrder()
             copy.CopyFrom(order)
-            # A local task calls the user's functions on this thread, and they may never return.
+            # A local task calls functions of the user in this process, and only a thread can bound their time.
             if isinstance(task, LocalTask):
                 return in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
             return task.send_order(copy, timeout)

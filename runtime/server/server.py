@@ -82,41 +82,45 @@ class Server:
     """The place of one process in a cluster: one task, which serves until it is stopped.
 
     Args:
-        cluster: ClusterSpec, or what one is made from (dict, ClusterDef), or a ServerDef.
-        job_name: this task's job; may be left out when the cluster has only one job.
-        task_index: this task's index; may be left out when the job has only one task.
-        config: default session options for sessions on this server (``runtime.SessionConfig``).
-        start: start serving at once.
-        data_port: TCP port of the tensor channel; 0 takes a free one and tells it over gRPC.
-        unix_socket: whether tasks of this host reach its tensors by a Unix socket, which is faster; else by TCP, as all
-            others do. No task does where ``BELLWETHER_FAST_PATH`` is 0.
-        ps_backups: 1 backs this task's variables up on the next task of its job: when this one dies and is started
-            again, it goes on as itself, and no checkpoint is read. All tasks of the job must be given the same.
-        ps_backups_lag: how many of its last updates may be lost then, in steps. 0: none that was answered; an update
-            takes as long as it takes to back it up.
-        checkpoint_root: directory below which all orders about checkpoints must stay, or a URL (``gs://bucket/run``),
-            or several; an empty list refuses them all. By default what ``BELLWETHER_CHECKPOINT_ROOT`` says, with commas
-            between several; else whoever can connect may have any directory of this user written and read.
-        bind: host name or address to listen on, where that is not the one in the cluster (behind a NAT, in a container
-            with a port of its host); "0.0.0.0" for all interfaces. By default what ``BELLWETHER_BIND`` says, else the
-            task's address and no other.
-        security: the certificates or the token of the cluster, or that it lets everybody in; by default what
-            ``BELLWETHER_SECURITY`` says. Without either, a task that only this machine reaches draws a token that all
-            processes of this user find, and any other does not start.
-        limits: how much of the task others may use (``runtime.Limits``); by default what ``BELLWETHER_LIMITS`` says
+        cluster: A ClusterSpec, a dict or ClusterDef of one, or a ServerDef.
+        job_name: This task's job; by default the only job of the cluster.
+        task_index: This task's index; by default that of the job's only task.
+        config: Default options of sessions on this server (``runtime.SessionConfig``).
+        start: True starts the server at once.
+        data_port: TCP port of the tensor channel; 0 takes a free port, which clients learn over gRPC.
+        unix_socket: True offers tasks of this host a Unix socket for tensors, which is faster than TCP. No task uses
+            the socket where ``BELLWETHER_FAST_PATH`` is 0.
+        ps_backups: 1 backs this task's variables up on the next task of its job. After a restart the task continues
+            from the backup and reads no checkpoint. All tasks of the job need the same value.
+        ps_backups_lag: Steps whose updates may be lost in a restart. With 0 no answered update is lost, and each update
+            waits for its backup.
+        checkpoint_root: Directory or URL (``gs://bucket/run``), or several, below which all checkpoints must lie. An
+            empty list refuses all orders about checkpoints. By default ``BELLWETHER_CHECKPOINT_ROOT``, with commas
+            between several; without both, a client may have any directory of this user written and read.
+        bind: Host name or address to listen on, if the cluster has another one (behind a NAT, in a container with a
+            port of its host); "0.0.0.0" for all interfaces. By default ``BELLWETHER_BIND``, else the task's address.
+        security: Certificates or token of the cluster, or ``Security.insecure()``; by default from
+            ``BELLWETHER_SECURITY``. Without both, a task that only this machine reaches draws a token that all
+            processes of this user find, and any other task does not start.
+        limits: Limits on the use of this task (``runtime.Limits``); by default from ``BELLWETHER_LIMITS``
             (``connections=100,hello_secs=5``).
-        audit_log: file that the audit log is appended to (docs/security.md); by default what ``BELLWETHER_AUDIT_LOG``
-            names, else none.
+        audit_log: File to which the audit log is appended (docs/security.md); by default from
+            ``BELLWETHER_AUDIT_LOG``, else none.
 
     Raises:
-        InvalidArgumentError: the job or index is not in the cluster, or its address is not usable or none of this
-            machine's, or there is no next task for a backup; says which. Or others reach it, and nothing says whom it
-            lets in. Or JAX is told to compile nothing (``jax_disable_jit``).
-        UnauthenticatedError: the file with the token cannot be read, or others can read it; there is no certificate
-            for its host, or that has ended.
-        PermissionDeniedError: there is no place for a token that nobody else can reach; or the certificate is that of
-            another task, or of somebody who is none.
-        UnknownError: somebody else keeps the port; names it, and who has it.
+        InvalidArgumentError: The job or index is not in the cluster; the address is unusable or not this machine's;
+            no next task can hold a backup; other machines reach the task and no security is given; or
+            ``jax_disable_jit`` is set. The message says which.
+        UnauthenticatedError: The token's file cannot be read, or other users can read the file; or the host has no
+            certificate, or an expired one.
+        PermissionDeniedError: No directory for a token is private to this user; or the certificate is that of another
+            task, or of no task.
+        UnknownError: Another process has the port. The message names both.
+
+    Example:
+        >>> with Server({"local": ["localhost:0"]}) as server:
+        ...     server.target.startswith("grpc://localhost:")
+        True
     """
 
     @retired.explains_arguments
@@ -305,7 +309,7 @@ class Server:
         """Starts serving; does nothing the second time.
 
         Raises:
-            UnknownError: somebody else keeps the port of the tensor channel; names it. The server is stopped then.
+            UnknownError: Another process has the port of the tensor channel. The server is stopped then.
         """
         if self._started:
             return
@@ -460,8 +464,8 @@ class Server:
 
         Args:
             grace_secs: seconds that calls under way have.
-            leaving: training is over: clients that come to know of it only later (they were frozen) are told so, by
-                TaskLeftError. Else they take it for a task that may come back.
+            leaving: True at the end of training: clients that were frozen meanwhile get a TaskLeftError. Else they wait
+                for the task to come back.
         """
         if self._home.was_left or self._stopped.is_set():
             return

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from runtime.graph.variable import Variable
 
 MAX_PLANS = 256
-"""Plans kept by a session; the least recently used one goes first."""
+"""Plans that a session keeps; the least recently used plan goes first."""
 WARN_SHAPES = 32
-"""After so many shapes of one placeholder a session warns that each one is compiled anew."""
+"""Shapes of one placeholder after which a session warns that each shape is compiled anew."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,31 @@ class _Split:
 
 
 class Session:
-    """Runs steps of a graph on a cluster. Any number of threads may use one session.
+    """A session that runs steps of a graph on a cluster. Any number of threads may use one session.
 
-    ``close``, or the end of its ``with`` block, ends it. One that nobody refers to any more is closed some time after.
+    ``close``, or the end of the ``with`` block, ends the session. A session without references is closed some time
+    later.
 
     Args:
-        target: ``""`` for an engine of its own in this process that shares nothing; ``server.target`` of a server in
-            this process; or ``grpc://host:port`` of any server, whose master then runs the steps.
-        graph: the graph; the default graph when not given.
-        config: options; the target server's own when not given.
-        security: certificates or token of the cluster, for a target in another process; by default what
-            ``BELLWETHER_SECURITY`` says, else what a server of this process was given.
+        target: ``""`` for a private engine in this process; ``server.target`` of a server in this process; or
+            ``grpc://host:port`` of any server, whose master then runs the steps.
+        graph: Graph of the steps; the default graph by default.
+        config: Options; those of the target's server by default.
+        security: Certificates or token of the cluster, for a target in another process; by default from
+            ``BELLWETHER_SECURITY``, else from a server of this process.
 
     Raises:
-        UnauthenticatedError: a task does not take what we have, or we do not take what it has; says what to do.
-        DeadlineExceededError: tasks did not join within ``config.start_timeout_secs``; names them.
-        InvalidArgumentError: the tasks know different clusters; names the difference.
+        UnauthenticatedError: A task refuses this client's credential, or this client refuses a task's. The message
+            says what to do.
+        DeadlineExceededError: Tasks did not join within ``config.start_timeout_secs``. The message names the tasks.
+        InvalidArgumentError: The tasks know different clusters. The message names the difference.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default() as graph, rt.Session("", graph) as session:
+        ...     x = rt.placeholder("float32", [3])
+        ...     session.run(x * 2, {x: [1, 2, 3]}).tolist()
+        [2.0, 4.0, 6.0]
     """
 
     _entered: AbstractContextManager[Graph] | None = None
@@ -169,8 +178,8 @@ class Session:
             in each place. Arrays may be read-only views.
 
         Raises:
-            FailedPreconditionError: the session was made before a fork, in the parent process.
-            OpError: by class what happened, and by name the task, variable or placeholder.
+            FailedPreconditionError: The session was made before a fork, in the parent process.
+            OpError: A step failed: the class says how, and the message names the task, variable or placeholder.
         """
         if self._closed:
             raise ClosedSessionError(self.id)
