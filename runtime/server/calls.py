@@ -29,17 +29,17 @@ AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {"claim": "", "load": "", "open":
 _SHORT_ORDERS: Final = frozenset(("progress", "receive", "drop", "states", "changed"))
 
 Entry: TypeAlias = tuple[str, str] | None
-"""An action and its object for the audit log; None for what is not written down."""
+"""An action and its object for the audit log; None for a call without an entry."""
 
 
 class Method(NamedTuple):
     """The rules for calls of one method, each a function of the request.
 
     Attributes:
-        order: what the call is in ``roles.MAY``.
-        pool: in which it takes a place.
-        entry: what the audit log says of it.
-        sender: the task that the call speaks for, THIS_TASK where its own master does; None for a call of no task.
+        order: The call's name in ``roles.MAY``.
+        pool: The pool in which the call takes a place.
+        entry: The call's entry in the audit log.
+        sender: The task that the call speaks for, THIS_TASK for the task's own master; None for a call of no task.
         most_bytes: Bytes that a request may have; None for those of the limit ``request_bytes``.
     """
 

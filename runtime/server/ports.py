@@ -1,4 +1,4 @@
-"""A port that somebody has already: a server waits for it for a while, and then says who has it."""
+"""Ports that another process has: a server waits for the port for a while, and then names the process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Holder:
     """The task or process that has a port.
 
     Attributes:
-        text: in words; empty where nobody tells.
-        is_namesake: it is a live task of the same cluster with the same job and index.
-        pid: its process; 0 where nobody tells.
+        text: The task or process in words; empty if unknown.
+        is_namesake: True for a live task of the same cluster with the same job and index.
+        pid: The process id; 0 if unknown.
     """
 
     text: str = ""
@@ -50,14 +50,14 @@ def wait_for_port(
 
     Args:
         hosts: the addresses of this machine, without brackets.
-        port: which; 0 is any that is free.
-        task: whose server it is.
+        port: The port; 0 is any free port.
+        task: The task of the server.
         cluster: as the task knows it.
         security: what the cluster has in common.
-        tensors: the port is that of the tensor channel, where nobody can be asked who it is.
+        tensors: True for the port of the tensor channel, which answers no request for a task's name.
 
     Raises:
-        InvalidArgumentError: a live task of the same cluster, with the same job and index, keeps it.
+        InvalidArgumentError: A live task of the same cluster, with the same job and index, has the port.
         UnknownError: somebody else keeps it, or this process may not have it; names the port, and who has it.
     """
     if not port:

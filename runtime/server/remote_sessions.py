@@ -1,8 +1,8 @@
-"""The sessions of clients elsewhere, and how long they live.
+"""The sessions of clients in other processes, and the leases by which the sessions live.
 
-A client owns its session. It renews it with every call, and every few seconds with one that does nothing else; a client
-that was not heard of for ``LEASE_SECS`` is dead, and its session is closed. A call that ends early (its time limit has
-passed, its client has closed the channel or died) ends the step that it is, and says nothing of the session.
+A client owns its session. Every call renews the session, and so does a call every few seconds that does nothing else. A
+client without a call for ``LEASE_SECS`` is dead, and its session is closed. A call that ends early (by its time limit,
+a closed channel or the client's death) ends its step, and not the session.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from runtime.trust.roles import ANYBODY, Identity
 
 
 class RemoteSession:
-    """A session of a client elsewhere, and what it has planned. Thread safe.
+    """A session of a client in another process, and its plans. Thread safe.
 
     Args:
         session: the session.
-        client: the connection that it was opened by.
-        plans: how many are kept; its client keeps fewer, so that those that it uses are here.
-        owner: whose certificate it was opened with.
+        client: The connection by which the session was opened.
+        plans: Number of plans that are kept; the client keeps fewer, so that plans in use are here.
+        owner: The identity in the certificate of the client that opened the session.
     """
 
     def __init__(self, session: MasterSession, client: str, plans: int, owner: Identity = ANYBODY) -> None:
@@ -57,7 +57,7 @@ class RemoteSession:
         """Returns the plan of a number.
 
         Raises:
-            NotFoundError: it was dropped, or never there.
+            NotFoundError: The plan was dropped, or was never there.
         """
         with self._lock:
             found = self._plans.get(number)
@@ -68,11 +68,11 @@ class RemoteSession:
 
 
 class RemoteSessions:
-    """The sessions of a master's clients elsewhere, by id. Thread safe.
+    """The sessions of a master's clients in other processes, by id. Thread safe.
 
     Args:
         close: ends a session.
-        limits: how many there may be, and how many plans of each.
+        limits: Limits on the number of sessions, and on the plans of each session.
     """
 
     def __init__(self, close: Callable[[MasterSession], None], limits: Limits | None = None) -> None:
@@ -128,8 +128,8 @@ class RemoteSessions:
 
         Args:
             session: the session.
-            client: the connection that it was opened by.
-            owner: whose certificate it was opened with.
+            client: The connection by which the session was opened.
+            owner: The identity in the certificate of the client that opened the session.
 
         Raises:
             ResourceExhaustedError: others were opened meanwhile, and now there are too many.

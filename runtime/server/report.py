@@ -31,16 +31,16 @@ class TaskReport:
 
     Attributes:
         task: ``/job:ps/task:0``.
-        cluster: the cluster that it knows.
-        incarnation: random id of this process of it.
-        started_unix_secs: when it started serving, seconds since the epoch.
-        host: name of its host.
-        pid: its process.
+        cluster: The cluster as the task knows it.
+        incarnation: Random id of the task's process.
+        started_unix_secs: Start of serving, seconds since the epoch.
+        host: Name of the task's host.
+        pid: Id of the task's process.
         values: figures by name; those ending in ``_total`` only grow. Seconds and bytes.
-        staleness: how many updates were 0, 1, 2 ... updates behind the variables that they changed.
-        last_error: the last error that it logged, ``""`` for none.
-        last_error_unix_secs: when that was.
-        variables: its variables, when they were asked for.
+        staleness: Numbers of updates that were 0, 1, 2 ... updates behind the variables that they changed.
+        last_error: The last error that the task logged, ``""`` for none.
+        last_error_unix_secs: Time of the last error, seconds since the epoch.
+        variables: The task's variables, if the request asked for them.
     """
 
     task: str

@@ -18,16 +18,16 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 CLAIM_TRIES = 10
 
 Ask = Callable[[Leadership], Mapping[str, Leadership]]
-"""Claims some tasks for a leadership, or only asks when it is ``NOBODY``; tells by task whom it obeys then."""
+"""Claims tasks for a leadership, or only asks them for ``NOBODY``; returns by task the leadership it obeys."""
 
 
 class Lead:
-    """The lead of one chief, over all tasks that it gives orders to. Thread safe.
+    """The lead of one chief, over all tasks that the chief gives orders to. Thread safe.
 
     Attributes:
         owner: the chief's number.
-        leadership: under which it orders; ``NOBODY`` before it has claimed.
-        tasks: names of those that it has claimed.
+        leadership: The leadership of the chief's orders; ``NOBODY`` before the first claim.
+        tasks: Names of the claimed tasks.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,15 @@ class Lead:
         """Takes the lead over tasks under one epoch: the present epoch, unless a task has seen a later one.
 
         Args:
-            ask: reaches the tasks.
-            held: those of them that it does not take back: when another chief leads one, nothing is claimed, and the
-                tasks refuse what goes under the leadership that is given.
+            ask: Function that reaches the tasks.
+            held: Tasks that are not taken back: if another chief leads one of them, nothing is claimed, and the tasks
+                refuse orders under the leadership that is returned.
 
         Raises:
             AbortedError: another chief keeps claiming the same tasks.
         """
-        wait = threading.Event()  # never set: two chiefs that start together step aside for random times
+        # Never set: two chiefs that start together step aside for random times.
+        wait = threading.Event()
         with self._lock:
             for attempt in range(CLAIM_TRIES):
                 obeyed = ask(NOBODY)
@@ -75,8 +76,8 @@ def next_epoch(owner: int, obeyed: Collection[Leadership]) -> int:
 class Authority:
     """The leadership under which the orders of one session go. Thread safe.
 
-    Those of a chief's session go under its own. Any other session's go under the leadership that each task obeys, so
-    that they depose nobody; where nobody leads, it claims for itself.
+    Orders of a chief's session go under the chief's lead. Orders of any other session go under the leadership that each
+    task obeys, so that they depose no chief; a task without a leader is claimed for the session.
 
     Args:
         send: gives a task an order to its run record.

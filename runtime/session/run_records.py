@@ -76,15 +76,15 @@ class RunRecordView:
 class RunRecords:
     """The run records of the tasks that hold variables (the ps tasks, where there are any).
 
-    All of them are asked at the same time; one that is not there is waited for, and keeps an order from no other. Any
-    order may raise UnavailableError or AbortedError (a task is not there, or has restarted just now) and TaskLeftError
-    (a task is leaving, as training is over).
+    Each order goes to all tasks at the same time. An absent task is waited for, and keeps an order from no other task.
+    Any order may raise UnavailableError (a task is absent), AbortedError (a task has restarted just now) and
+    TaskLeftError (a task is leaving at the end of training).
 
     Args:
-        target: session target; its task is the one that speaks.
-        config: options of the sessions; its device filters say which tasks count.
-        is_chief: whether this task may lead.
-        security: certificates or token of the cluster; by default what ``BELLWETHER_SECURITY`` says.
+        target: Session target; orders come from the target's task.
+        config: Options of the sessions; the device filters select the tasks.
+        is_chief: True for a task that may lead.
+        security: Certificates or token of the cluster; by default from ``BELLWETHER_SECURITY``.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class RunRecords:
         self._target = target
         self._security = security
         self.answer_secs = ANSWER_SECS
-        """How long one exchange may take beyond what it waits for on purpose."""
+        """Seconds that one exchange may take beyond an intended wait."""
         self._device_filters = () if config is None else config.device_filters
         self.lead = Lead() if is_chief else None
-        """What this task leads with; None when it is not the chief."""
+        """The lead of this task; None if the task is not the chief."""
         self._task = ""
         self._took_part: frozenset[str] = frozenset()
-        """All of whom any record has told: one that is started again has forgotten who was there before."""
+        """All tasks in any record so far: a record that is started again has forgotten earlier tasks."""
         self._lock = threading.Lock()
         self._waiting: Cancellation | None = None
         self._closed = False
@@ -134,8 +134,8 @@ class RunRecords:
         """Orders the tasks to let no worker train while this chief replaces values.
 
         Returns:
-            By task, its generation from now on. It is a new one where there were values: sessions that used them are
-            cut off, and the caller's own goes on after ``Session.adopt_generations``.
+            By task, its generation from now on. A task that had values gets a new generation: sessions that used the
+            values are cut off, and the caller's own session continues after ``Session.adopt_generations``.
 
         Raises:
             PermissionDeniedError: another chief has taken the lead; names it.
@@ -163,10 +163,10 @@ class RunRecords:
         """Reports to the tasks that training has finished.
 
         Args:
-            silence_secs: who is not done, and gives no sign of life for so long, is not waited for any longer.
-            counter: the global step's (container, name).
-            saved_step: its value in the last checkpoint; None when there is none.
-            elastic: workers come and go: the tasks wait for none that has never come.
+            silence_secs: Seconds without a sign of life after which an unfinished task is not waited for.
+            counter: The (container, name) of the global step.
+            saved_step: The global step in the last checkpoint; None without a checkpoint.
+            elastic: True if workers come and go: the tasks wait for no worker that has never come.
 
         Raises:
             PermissionDeniedError: another chief leads.
@@ -191,7 +191,7 @@ class RunRecords:
         """Reports to the tasks that this task takes part.
 
         Args:
-            session: the session that it trains in: as long as that gives signs of life, the task lives.
+            session: The session in which the task trains: the task lives while the session gives signs of life.
 
         Raises:
             InvalidArgumentError: another task with this name takes part, at another address, and lives.
