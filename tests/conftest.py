@@ -12,11 +12,13 @@ from collections.abc import Iterator
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
+import jax
 import psutil
 import pytest
 
 from harness.testing.processes import Zygote
 from runtime.graph.placement import OpInfo, current_device, device
+from runtime.graph.tracing import x64_enabled
 
 # How many examples a property test tries. The first one may compile for a second: the time of one says nothing.
 for _name, _examples in {"dev": 20, "ci": 100, "nightly": 2000}.items():
@@ -71,6 +73,16 @@ def absl_logger_as_it_was() -> Iterator[None]:
     logger.setLevel(level)
     logger.handlers[:] = handlers
     logger.propagate = propagate
+
+
+@pytest.fixture(autouse=True)
+def narrow_mode_as_it_was() -> Iterator[None]:
+    """Fails a test that leaves JAX's 64-bit mode on in the main thread: later tests would make wider variables."""
+    yield
+    left = x64_enabled()
+    if left:
+        jax.enable_x64(False).__enter__()
+    assert not left, "the test left JAX's 64-bit mode on"
 
 
 @pytest.fixture(autouse=True)
