@@ -44,6 +44,8 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("runtime.lowlevel").version()
     if name not in _HOMES:
+        if line := importlib.import_module("runtime.lowlevel").explain_name(f"harness.{name}"):
+            raise ImportError(line)  # an AttributeError would lose the line in a from-import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
     value = vars(home)[name] if name in vars(home) else importlib.import_module(f"{home.__name__}.{name}")

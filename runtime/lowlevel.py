@@ -31,7 +31,7 @@ from runtime.graph.tracing import sizes_are_guesses
 from runtime.graph.variable import path_name
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
-from runtime.retired import check_environment, explain_flags, explains_arguments
+from runtime.retired import check_environment, explain_flags, explain_name, explains_arguments
 from runtime.session.lead import Authority
 from runtime.session.run_options import data_type_number
 from runtime.session.run_records import RunRecords, RunRecordView
@@ -73,6 +73,7 @@ __all__ = [
     "data_type_number",
     "dtype_name",
     "explain_flags",
+    "explain_name",
     "explains_arguments",
     "host_call",
     "in_thread",

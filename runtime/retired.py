@@ -1,7 +1,8 @@
-"""Names of earlier versions that are gone: flags, values, arguments and environment variables.
+"""Names of earlier versions that are gone: flags, values, arguments, environment variables, classes and methods.
 
-A server looks its arguments and its environment up here, a command line what it could not parse. Both name what to use
-instead. A name is written as it was typed: ``--flag``, ``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``.
+A server looks its arguments and its environment up here, a command line the flags that it could not parse, and a
+package its missing names. Each says what to use instead. A name is written as it was typed: ``--flag``,
+``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``, ``harness.Name``, ``Class.method``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from runtime.errors import InvalidArgumentError
 
 _LISTS: Final = "since 0.2 programs of other processes are lists of operations, whose table has what was missing"
 _TRACKER: Final = "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
+_COLLECTIVE: Final = "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)"
+_SYNC: Final = "since 0.2 leave it out, or use tf.train.SyncReplicasOptimizer of harness.tf1 (docs/sync.md)"
 _LIMITS: Final[Mapping[str, str]] = {
     "client_connections": "a client has a sixteenth of connections",
     "client_lanes": "a client has a quarter of connections",
@@ -31,7 +34,17 @@ _LIMITS: Final[Mapping[str, str]] = {
     ),
 }
 REPLACEMENTS: Final[Mapping[str, str]] = {
-    "--sync=collective": "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)",
+    "--sync=collective": _COLLECTIVE,
+    "harness.CollectiveReplicas": _COLLECTIVE,
+    "harness.join_group": _COLLECTIVE,
+    "harness.Tracker": _TRACKER,
+    "harness.MlflowTracker": _TRACKER,
+    "harness.WandbTracker": _TRACKER,
+    "SyncReplicas.chief_init_op": _SYNC,
+    "SyncReplicas.get_init_tokens_op": _SYNC,
+    "SyncReplicas.local_step_init_op": _SYNC,
+    "SyncReplicas.make_session_run_hook": _SYNC,
+    "SyncReplicas.ready_for_local_init_op": _SYNC,
     "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
     "MonitoredTrainingSession(tracker=)": _TRACKER,
     "Supervisor(tracker=)": _TRACKER,

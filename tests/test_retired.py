@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import optax
 import pytest
 
 import harness
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.cluster
 FLAGS = [name for name in REPLACEMENTS if name.startswith("--")]
 VARIABLES = [name for name in REPLACEMENTS if name.startswith("BELLWETHER_")]
 ARGUMENTS = [name for name in REPLACEMENTS if name.endswith("=)")]
+PUBLIC = [name for name in REPLACEMENTS if name.startswith("harness.")]
+METHODS = [name for name in REPLACEMENTS if name.startswith("SyncReplicas.")]
 PROGRAMS = {"--for": "harness.manifests.__main__"}
 """Modules that had a flag, by the flag; the others were the trainer's."""
 SCRIPT = """
@@ -34,7 +37,7 @@ for name in sys.argv[2:]:
 
 
 def test_every_row_is_a_surface_and_says_since_when() -> None:
-    assert set(FLAGS + VARIABLES + ARGUMENTS) == set(REPLACEMENTS)
+    assert set(FLAGS + VARIABLES + ARGUMENTS + PUBLIC + METHODS) == set(REPLACEMENTS)
     for name, line in REPLACEMENTS.items():
         assert line.startswith("since 0.") and "\n" not in line, name
 
@@ -86,6 +89,23 @@ def test_a_retired_argument_is_refused(name: str) -> None:
     with pytest.raises(rt.InvalidArgumentError) as refused:
         getattr(rt if hasattr(rt, owner) else harness, owner)(*cluster, **{argument: None})
     assert f"{name} is gone: since 0." in str(refused.value)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_retired_public_name_is_explained(name: str) -> None:
+    """An import of a name that is gone fails with the line about the name."""
+    with pytest.raises(ImportError, match=f"^{name} is gone: since 0."):
+        exec(f"from harness import {name.removeprefix('harness.')}", {})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_retired_method_is_explained(name: str) -> None:
+    """A method that is gone is an attribute error with the line about the method."""
+    sync = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.1)), 1)
+    with pytest.raises(AttributeError, match=f"^{name} is gone: since 0."):
+        getattr(sync, name.removeprefix("SyncReplicas."))
+    with pytest.raises(AttributeError, match="'SyncReplicas' object has no attribute 'nothing'"):
+        sync.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_retired_variable_ends_a_launched_task_for_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import functools
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -385,6 +385,12 @@ class WrappedOptimizer:
     def __init__(self, optimizer: AnyOptimizer, name: str) -> None:
         self.name = name
         self.optimizer = optimizer
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            usual = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(rt.lowlevel.explain_name(f"{type(self).__name__}.{name}") or usual)
 
     def shared_name(self, grads_and_vars: Sequence[GradientAndVariable]) -> str:
         """Returns the name of what all workers share on the ps for one train operation.
