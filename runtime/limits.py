@@ -111,13 +111,6 @@ class Limits:
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
     )
-    program_share: float = _limit(
-        0.8,
-        _PROGRAMS,
-        "Part of the last minute in which programs of one client may keep other clients waiting. Above it the "
-        "client's steps are refused.",
-        most=1.0,
-    )
     participants: int = _limit(4096, _RUN, "Tasks in the run record.")
     checkpoint_jobs: int = _limit(16, _RUN, "Saves and restores under way.")
 

@@ -111,7 +111,6 @@ class PreparedStage:
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._executable: Executable | None = None
         self.watched: WatchedProgram | None = None
-        self._watch = executor.watch
         self._running = executor.watch.running
         self._on_host = device is None or device.platform == "cpu"
         self._device = device
@@ -161,25 +160,19 @@ class PreparedStage:
         """
         if self._kernels:
             return self._run_host(inputs, client, cancelled or Cancellation()), None
-        return self._run_program(inputs, client)
+        return self._run_program(inputs)
 
-    def _run_program(self, inputs: Sequence[AnyArray], client: int) -> tuple[list[AnyArray], jax.Array | None]:
+    def _run_program(self, inputs: Sequence[AnyArray]) -> tuple[list[AnyArray], jax.Array | None]:
         if self._wide:
             inputs = self._widened(inputs)
         if not self._one_device:
             inputs = [self._here(value) for value in inputs]
         pinned: list[AnyArray] = []
-        watched = self.watched
-        if watched is not None:
-            if client in self._watch.over_share:
-                raise self._watch.refusal(client)
-            # Before the claim: the watch must see that the program is kept waiting by another one.
-            self._running[-_get_ident()] = (watched, None, client)
         try:
             if not self._slots:
-                results = self._computed(inputs, client)
+                results = self._computed(inputs)
             else:
-                results, pinned = self._with_variables(inputs, client)
+                results, pinned = self._with_variables(inputs)
         except OpError:
             raise
         except Exception as error:
@@ -187,9 +180,6 @@ class PreparedStage:
         except BaseException as error:  # raised by a handler of another signal: what was donated may be gone
             self._lost(error)
             raise
-        finally:
-            if watched is not None:
-                self._running.pop(-_get_ident(), None)  # it is still there if the program was not run
         computed = results[len(self._writes) :]
         done = computed[0] if computed else None
         if not pinned:
@@ -199,20 +189,20 @@ class PreparedStage:
         return outputs, done
 
     @uninterrupted
-    def _with_variables(self, inputs: Sequence[AnyArray], client: int) -> tuple[Sequence[jax.Array], list[AnyArray]]:
+    def _with_variables(self, inputs: Sequence[AnyArray]) -> tuple[Sequence[jax.Array], list[AnyArray]]:
         """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
         handed: list[AnyArray] = []
         try:
             # The program may run on this thread: only stages that need the same variables wait for it.
             with self._claim:
-                results = self._computed(inputs, client)
+                results = self._computed(inputs)
                 handed = self._exchanged(results)
             return results, self._pinned(handed) if handed else []
         finally:
             if handed:
                 self._store.release(self._handed_slots)
 
-    def _computed(self, inputs: Sequence[AnyArray], client: int) -> Sequence[jax.Array]:
+    def _computed(self, inputs: Sequence[AnyArray]) -> Sequence[jax.Array]:
         """Runs the program; the claim must be held."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
         if self._store.run.generation != self._generation:
@@ -233,10 +223,14 @@ class PreparedStage:
                 arguments[i] = np.asarray(arguments[i])
         if self.watched is None:
             return self._executable(*arguments, *inputs)
-        results = self._executable(*arguments, *inputs)
+        running, here = self._running, -_get_ident()  # no object's id
+        running[here] = (self.watched, None)
+        try:
+            results = self._executable(*arguments, *inputs)
+        finally:
+            del running[here]
         done = results[len(self._writes)]
-        self._running[id(done)] = (self.watched, done, client)
-        self._running.pop(-_get_ident(), None)
+        running[id(done)] = (self.watched, done)
         return results
 
     def _exchanged(self, results: Sequence[jax.Array]) -> list[AnyArray]:
@@ -297,7 +291,7 @@ class PreparedStage:
     def _run_host(self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation) -> list[AnyArray]:
         if self._store.run.generation != self._generation:
             raise self._fenced()
-        deferred = None if self._executable is None else DeferredUpdate(self, client)
+        deferred = None if self._executable is None else DeferredUpdate(self)
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             context = Context(self._store, self._task, call.op, client, cancelled, deferred)
@@ -357,12 +351,10 @@ class DeferredUpdate:
 
     Args:
         prepared: the stage.
-        client: the session whose call applies the update.
     """
 
-    def __init__(self, prepared: PreparedStage, client: int) -> None:
+    def __init__(self, prepared: PreparedStage) -> None:
         self._prepared = prepared
-        self._client = client
 
     @property
     def generation(self) -> int:
@@ -409,7 +401,7 @@ class DeferredUpdate:
         prepared._gate.enter(key)
         done = None
         try:
-            _, done = prepared._run_program(inputs, self._client)
+            _, done = prepared._run_program(inputs)
             prepared.wait(done)
         finally:
             prepared._gate.leave(key, expected if done is not None else None)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import signal
-import threading
 import time
 from typing import Any
 
@@ -14,7 +13,6 @@ import psutil
 import pytest
 
 import runtime as rt
-from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from tests.kit.processes import Program
 from tests.kit.waits import until
 from tests.runtime import kit
@@ -120,75 +118,6 @@ def test_a_task_that_goes_on_from_its_backup_leaves_the_program_behind(tmp_path:
             with backed_up(0) as again:
                 again.expect("goes on from its backup at /job:ps/task:1")
                 assert session.run(ops["step"]).tolist() == [6] * 3  # in the same session: it has noticed a pause
-
-
-def matrices(value: Any) -> Any:
-    """Computes for about as long as ``PROGRAM_SECS`` at most, then ends."""
-    work = lambda _, square: jax.numpy.tanh(square @ square)  # noqa: E731
-    return value + jax.lax.fori_loop(0, 600, work, jax.numpy.eye(256) * 0.5)[0, 0] * 0
-
-
-SHARE_SECS = 20.0
-"""Longer than the program by far, so that none ends the task; the watch looks every second."""
-
-
-def test_a_client_above_its_share_is_refused(tmp_path: pathlib.Path) -> None:
-    """A program that ends is called again and again; the other client's steps continue."""
-    cluster = kit.addresses(ps=1, worker=2)
-    with rt.Graph().as_default() as made, rt.device(PS):
-        w = rt.Variable(np.zeros(3, np.float32), name="w")
-        step = w.assign_add(np.ones(3, np.float32))
-        busy = w.assign(rt.call(matrices, w, name="matrices")).op
-    over, stop = threading.Event(), threading.Event()
-
-    def attack(session: rt.Session) -> str:
-        while not stop.is_set():
-            try:
-                session.run(busy)
-            except rt.ResourceExhaustedError as error:
-                over.set()
-                return error.message
-        return ""
-
-    def train(session: rt.Session) -> int:
-        steps = 0
-        while not stop.is_set():
-            session.run(step)
-            steps += 1
-        return steps
-
-    with rt.Server(cluster, "worker", 0) as good, rt.Server(cluster, "worker", 1) as bad:
-        limits = f"program_secs={SHARE_SECS},program_share=0.1"
-        with serve(cluster, tmp_path, BELLWETHER_LIMITS=limits) as ps, rt.Session(good.target, made) as session:
-            session.run(w.initializer)
-            with rt.Session(bad.target, made) as hostile:
-                attacker, refused = in_thread(lambda: attack(hostile))
-                trainer, steps = in_thread(lambda: train(session))
-                try:
-                    assert over.wait(BOUND), "nobody was refused"
-                finally:
-                    stop.set()
-                    attacker.join(BOUND)
-                    trainer.join(BOUND)
-                assert "while other clients waited" in refused[0] and "program_share is 0.1" in refused[0]
-                assert steps[0] > 0
-                assert session.run(step)[0] == steps[0] + 1  # a refused step has changed nothing
-                (line,) = audited(tmp_path, "program.share")
-                assert line["what"] and line["outcome"].startswith("refused session ")
-            assert ps.code is None, ps.story()
-
-
-def test_a_client_alone_is_never_refused(tmp_path: pathlib.Path) -> None:
-    """A client that nobody waits for may use the whole task."""
-    watch = ProgramWatch(PS, rt.Limits(program_share=0.01))
-    program = WatchedProgram("0" * 64, ("w",), "", "")
-    watch.running.update({1: (program, None, 7), 2: (program, None, 7)})
-    for _ in range(100):
-        watch._charge(watch._oldest())
-    assert not watch.over_share
-    watch.running[3] = (program, None, 8)
-    watch._charge(watch._oldest())
-    assert watch.over_share == {7}
 
 
 LONG_SECS = 3.0
