@@ -334,10 +334,20 @@ class Lifecycle:
         No session is left that would recover, and the other tasks wait for this chief, which waits for them.
         """
         assert self._records is not None and self._sessions is not None
+        # Only a chief that recovers by itself probes.
+        if not self._sessions.probes:
+            return
         records = self._records.inspect()
-        if any(record.phase not in ("ready", "finished") for record in records.values()):
-            logging.warning("a ps has lost its values after this task has closed its session: restoring for the others")
+        if all(record.phase in ("ready", "finished") for record in records.values()):
+            return
+        logging.warning("a ps has lost its values after this task has closed its session: restoring for the others")
+        try:
             self._sessions.restore()
+        except (rt.DeadlineExceededError, *LOST_CONTACT):
+            raise
+        except (rt.OpError, RuntimeError) as error:
+            # The end of the run is reported all the same: another chief may lead, or the checkpoint may be damaged.
+            logging.warning("the values could not be restored for the others: %s", error)
 
     def _note_reached(self) -> None:
         if self.session is not None and (step := self.session.reached()) is not None:

@@ -75,7 +75,9 @@ class Scaffold:
         self.saver = saver
         self._user_init_fn = init_fn
         if copy_from_scaffold is not None:
-            vars(self).update({n: copied for n, copied in vars(copy_from_scaffold).items() if vars(self)[n] is None})
+            for name, given in list(vars(self).items()):
+                if given is None:
+                    setattr(self, name, getattr(copy_from_scaffold, name))
 
     @property
     def init_fn(self) -> Callable[[rt.Session], object] | None:

@@ -104,6 +104,8 @@ class RunSessions:
 
     def restore(self) -> None:
         """Makes the model ready for the other tasks, as in a recovery, and closes the session at once."""
+        # Each loss has a grace period of its own, also long after the stop.
+        self._grace_period.start_again()
         self._open(recovering=True).close()
 
     def _open(self, recovering: bool) -> rt.Session:

@@ -278,11 +278,13 @@ class QuorumResource(Resource):
             if self._roster.look(self._gradients.workers):
                 self._wake()
 
-    def _waiting_for(self, now: float) -> str:
-        here = self._gradients.workers
+    def _gathered_since(self, now: float) -> str:
         waited = f"{self._name}: step {self._step} waits for {now - self._gradients.since:.0f} s now"
-        text = f"{waited}, gradients of workers {sorted(here)} are in"
-        return f"{text}, {self._needed()} gradients are needed; missing: {self._roster.missing(here)}"
+        return f"{waited}, gradients of workers {sorted(self._gradients.workers)} are in"
+
+    def _waiting_for(self, now: float) -> str:
+        missing = self._roster.missing(self._gradients.workers)
+        return f"{self._gathered_since(now)}, {self._needed()} gradients are needed; missing: {missing}"
 
     # -- the step ----------------------------------------------------------------------------------------------
 
@@ -453,8 +455,9 @@ class LedQuorum(QuorumResource):
         return super()._refresh(step)
 
     def _waiting_for(self, now: float) -> str:
-        text = super()._waiting_for(now)
-        return f"{text.partition(', ')[0]}; waiting for the chief to apply its gradients" if self._enough() else text
+        if self._enough():
+            return f"{self._gathered_since(now)}; waiting for the chief to apply them"
+        return super()._waiting_for(now)
 
     # -- the chief's orders ------------------------------------------------------------------------------------
 

@@ -115,7 +115,8 @@ class ElasticRoster(Roster):
 
     def take_heard(self) -> tuple[int, ...]:
         """Returns the workers that are there."""
-        return tuple(sorted(self._there or ())) or super().take_heard()
+        heard = super().take_heard()
+        return tuple(sorted(self._there or ())) or heard
 
     def missing(self, given: Collection[int]) -> list[int]:
         """Returns the workers that are there and have given no gradients."""

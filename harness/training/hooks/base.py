@@ -132,9 +132,13 @@ class EventsHook(GlobalStepHook):
             self.writer = FileWriterCache.get(self._output_dir)
 
     def rest(self) -> None:
-        """Closes the file of the directory's writer until something is added to it."""
-        if self._output_dir and self.writer is not None:
+        """Closes the file of the directory's writer until something is added to it; flushes a writer of the caller."""
+        if self.writer is None:
+            return
+        if self._output_dir:
             self.writer.rest()
+        else:
+            self.writer.flush()
 
 
 @runtime_checkable

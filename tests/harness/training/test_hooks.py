@@ -69,6 +69,14 @@ def test_step_rate(tmp_path: pathlib.Path) -> None:
     assert rates == [(11, "global_step/sec"), (21, "global_step/sec"), (31, "global_step/sec")]
 
 
+def test_step_rate_in_own_writer(tmp_path: pathlib.Path) -> None:
+    """A writer of the caller's own has all its events on disk at the end of the session."""
+    writer = harness.FileWriter(str(tmp_path), flush_secs=1000)
+    run([harness.StepCounterHook(every_n_steps=10, summary_writer=writer)], 31)
+    assert [e.step for e in events(tmp_path) for _ in e.summary.value] == [11, 21, 31]
+    writer.close()
+
+
 class Heard:
     """What was logged."""
 

@@ -365,7 +365,9 @@ def test_scaffold_init_fn_takes_two_arguments() -> None:
 
 def test_scaffold_copies() -> None:
     op = rt.no_op()
-    assert harness.Scaffold(copy_from_scaffold=harness.Scaffold(init_op=op)).init_op is op
+    first = harness.Scaffold(init_op=op)
+    first.tag = "an attribute of the program's own"  # type: ignore[attr-defined]
+    assert harness.Scaffold(copy_from_scaffold=first).init_op is op
     with pytest.raises(TypeError, match="not a Scaffold"):
         harness.Scaffold(copy_from_scaffold=op)
 
