@@ -1,6 +1,6 @@
-"""How a client introduces itself to a server of the tensor channel, as far as it has come. Does no I/O.
+"""The greeting by which a client introduces itself to a tensor server. Does no I/O.
 
-The listener hears the greetings of plain connections itself: who has not shown who it is costs no thread.
+The thread of the listener receives the greetings of plain connections: a client without a proof costs no thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _MOST: Final = {frames.HELLO: frames.HELLO_BYTES, frames.PROOF: frames.PROOF_BYT
 
 
 class Greeting:
-    """What a client has said before the welcome.
+    """The bytes that a client has sent before the welcome.
 
     Args:
-        task: whose server it is.
+        task: the task of the server.
         key: the token that the client must have; None lets everybody in.
         incarnation: of the server.
         of_other_user: it is known to be a process of another user, who is told after the hello that it is not welcome.
 
     Attributes:
-        wanted: how many bytes are to be heard next; 0 when the greeting is over, and the client welcome.
+        wanted: number of bytes to receive next; 0 when the greeting is complete and the client is welcome.
     """
 
     def __init__(self, task: str, key: bytes | None, incarnation: int, *, of_other_user: bool = False) -> None:
@@ -43,17 +43,17 @@ class Greeting:
 
     @property
     def hello(self) -> frames.Hello:
-        """What the client has said that it is; there when nothing more is wanted."""
+        """The hello of the client; set when ``wanted`` is 0."""
         assert self._hello is not None
         return self._hello
 
     def hear(self, data: bytes | memoryview) -> bytes:
-        """Takes what the client has said, ``wanted`` bytes at most; gives what it is to be told.
+        """Takes received bytes, ``wanted`` at most, and returns the answer to send.
 
         Raises:
-            UnauthenticatedError: it has not the token, or is another user's.
-            InvalidArgumentError: it says that it is nobody.
-            DataLossError: what it says is no greeting.
+            UnauthenticatedError: The client does not have the token, or belongs to another user.
+            InvalidArgumentError: The id of the client is 0.
+            DataLossError: The bytes are no greeting.
         """
         self._said += data
         self.wanted -= len(data)

@@ -1,4 +1,4 @@
-"""Where a task's tensor port is, and whether it is on this host."""
+"""The address of a task's tensor port, and the ways to reach it from this host."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ FAST_PATH_VARIABLE = "BELLWETHER_FAST_PATH"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a tensor server, as it is told over gRPC.
+    """The address of a tensor server, as the control plane reports it.
 
     Attributes:
         host: host name or address for TCP, without brackets.
@@ -31,13 +31,13 @@ class Endpoint:
     incarnation: int
 
     def __str__(self) -> str:
-        """host:port, for messages."""
+        """Returns host:port, for messages."""
         return join_address(self.host, self.port)
 
 
 @functools.cache
 def host_id() -> str:
-    """An id that two processes share when they run on one boot of one host in one network namespace."""
+    """Returns an id of this host's boot and network namespace: equal in processes that share both."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -47,12 +47,12 @@ def host_id() -> str:
 
 
 def fast_path_enabled() -> bool:
-    """Whether the environment allows Unix sockets."""
+    """Returns True if the environment allows Unix sockets."""
     return os.environ.get(FAST_PATH_VARIABLE, "1") != "0"
 
 
 def reachable_unix_path(endpoint: Endpoint) -> str | None:
-    """The Unix socket of an endpoint if this process can use it, else None."""
+    """Returns the Unix socket of an endpoint; None if this process cannot use it."""
     path = endpoint.unix_path
     if path and endpoint.host_id == host_id() and fast_path_enabled() and os.path.exists(path):
         return path

@@ -14,7 +14,7 @@ _SAID = re.compile(r"(?P<wire>[0-9]{1,9}) (?P<release>[\w.+!-]{1,40})")
 
 @functools.cache
 def version() -> str:
-    """The version of Bellwether that is installed; "0+checkout" for sources that are not."""
+    """Returns the installed version of Bellwether; "0+checkout" for sources without one."""
     from importlib import metadata
 
     try:
@@ -24,15 +24,15 @@ def version() -> str:
 
 
 def spoken() -> str:
-    """What a client says of itself with each call of the control plane."""
+    """Returns the versions that a client sends with each call of the control plane."""
     return f"{WIRE_VERSION} {version()}"
 
 
 @functools.lru_cache(maxsize=16)
 def why_not_understood(said: str) -> str:
-    """Why a client is not understood that says ``said`` of itself; "" where it is.
+    """Returns the reason to refuse a client that sends ``said``; "" for a client of this wire version.
 
-    One that says nothing is taken for one of this version: nothing that was released is so old.
+    A client that sends nothing counts as one of this version: no released version is so old.
     """
     if not said:
         return ""
