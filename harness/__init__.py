@@ -39,12 +39,17 @@ _check_runtime()
 _HOMES = _listed()
 __all__ = sorted(_HOMES)
 
+_RETIRED = frozenset(("CollectiveReplicas", "MlflowTracker", "Tracker", "WandbTracker", "join_group"))
+"""The names of earlier versions, each with a line in ``runtime.retired``."""
+
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("runtime.lowlevel").version()
     if name not in _HOMES:
-        if line := importlib.import_module("runtime.lowlevel").explain_name(f"harness.{name}"):
+        # Submodules are asked for as well: a tool that starts without JAX must not load the runtime for them.
+        if name in _RETIRED:
+            line = importlib.import_module("runtime.lowlevel").explain_name(f"harness.{name}")
             raise ImportError(line)  # an AttributeError would lose the line in a from-import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
