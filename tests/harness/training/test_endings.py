@@ -354,20 +354,25 @@ def test_the_time_limit_of_the_start_does_not_bound_a_recovery(style: str, tmp_p
         assert not c.lines(chief, "DeadlineExceeded") and not c.lines(other, "DeadlineExceeded")
 
 
+def restart_ps_while_waiting(c: LocalCluster, directory: Path, chief: str, other: str) -> None:
+    """Restarts a ps while the chief waits for the worker, and expects a clean end of both."""
+    c.expect(other, "PAUSED")
+    go(directory, 0)
+    c.expect(chief, "waiting for /job:worker/task:1 ")
+    c.kill("ps:1")
+    c.start("ps:1")
+    go(directory, 1)
+    assert c.wait(other) == 0
+    assert c.wait(chief) == 0
+    assert c.lines(other, "recovered within")
+
+
 @pytest.mark.parametrize("style", ["managed", "monitored"])
 def test_a_ps_without_the_global_step_is_restored_while_the_chief_waits(style: str, tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, STYLE=style, GRACE_SECS=60) as c:
         chief = start(c, 0, PAUSE_AT=0, STOPS=1)
         other = start(c, 1, PAUSE_AT=5, STEPS=40)
-        c.expect(other, "PAUSED")
-        go(tmp_path, 0)
-        c.expect(chief, "waiting for /job:worker/task:1 ")
-        c.kill("ps:1")
-        c.start("ps:1")
-        go(tmp_path, 1)
-        assert c.wait(other) == 0
-        assert c.wait(chief) == 0
-        assert c.lines(other, "recovered within")
+        restart_ps_while_waiting(c, tmp_path, chief, other)
         assert saved(tmp_path) == 35
 
 
@@ -376,15 +381,7 @@ def test_closed_chief_restores_for_workers(tmp_path: Path) -> None:
     with cluster(tmp_path, ps=2, GRACE_SECS=60) as c:
         chief = start(c, 0, PAUSE_AT=0, STYLE="close", TIMER_SECS=0.5)
         other = start(c, 1, PAUSE_AT=5, STEPS=40, STYLE="managed")
-        c.expect(other, "PAUSED")
-        go(tmp_path, 0)
-        c.expect(chief, "waiting for /job:worker/task:1 ")
-        c.kill("ps:1")
-        c.start("ps:1")
-        go(tmp_path, 1)
-        assert c.wait(other) == 0
-        assert c.wait(chief) == 0
-        assert c.lines(other, "recovered within")
+        restart_ps_while_waiting(c, tmp_path, chief, other)
         assert c.lines(chief, "the session was closed before the stop")
 
 
