@@ -315,31 +315,33 @@ class Lane:
         self._drop_socket()
 
     def stalled(self) -> None:
-        """A tick passed without a byte: looks at the deadline, and says every 10 s whom it waits for."""
-        if self._cancelled.is_set():
-            raise CancelledError("the call was cancelled", task=self.task)
+        """Looks at the deadline after a tick without a byte, and logs every 10 s for whom the call waits."""
         now = time.monotonic()
         if self._given_up is not None:
             if now >= self._listen_until:
                 raise self._given_up
             return
+        if self._cancelled.is_set():
+            self._give_up(CancelledError("the call was cancelled", task=self.task))
+            return
         waited = self._log_wait(now, now - self._tick_secs, f"answer call {self._pending_handle}")
         if self._deadline is not None:
             remaining = self._deadline - now
             if remaining <= 0:
-                late = DeadlineExceededError(
-                    f"at {self._endpoint}: did not answer call {self._pending_handle} before its deadline "
-                    f"(waited {waited:.1f} s)",
-                    task=self.task,
+                self._give_up(
+                    DeadlineExceededError(
+                        f"at {self._endpoint}: did not answer call {self._pending_handle} before its deadline "
+                        f"(waited {waited:.1f} s)",
+                        task=self.task,
+                    )
                 )
-                if not self._waits or self._sending:
-                    raise late
-                self._give_up(late)
                 return
             self._set_tick(min(remaining, sockets.TICK_SECS))
 
     def _give_up(self, error: OpError) -> None:
-        # The task's last word is listened for, then the call ends with `error`.
+        # A call that may wait listens for the last word of the task, then ends with `error`; another ends now.
+        if not self._waits or self._sending:
+            raise error
         self._given_up = error
         self._listen_until = time.monotonic() + timeouts.LAST_WORD_SECS
         self._set_tick(_LISTEN_SECS)
