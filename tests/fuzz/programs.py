@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import jax
@@ -54,10 +55,14 @@ def fuzz(count: int, seed: int) -> str:
 
 
 def fuzz_shapes(count: int, seed: int) -> str:
-    """Tries so many long, deep and wide lists, in a process that compiles and runs them as a task does."""
-    outcome = mutation.fuzz(count, seed, kind="shapes")
-    assert not outcome.crashed, f"lists that ended the process: {outcome.crashed}"
-    return f"{count:,} lists: {outcome.counts}; took too long: {outcome.slow}"
+    """Tries so many long, deep and wide lists, in two processes that compile and run a share of them as a task does."""
+    half = count // 2
+    with ThreadPoolExecutor(2) as pool:
+        halves = [pool.submit(mutation.fuzz, n, seed, at, kind="shapes") for at, n in ((0, half), (half, count - half))]
+        outcomes = [made.result() for made in halves]
+    crashed, slow = [c for o in outcomes for c in o.crashed], [n for o in outcomes for n in o.slow]
+    assert not crashed, f"lists that ended the process: {crashed}"
+    return f"{count:,} lists: {dict(sum((Counter(o.counts) for o in outcomes), Counter()))}; took too long: {slow}"
 
 
 class Sender:
