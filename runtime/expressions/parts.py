@@ -6,7 +6,9 @@ many of them. So equal variables make equal parts, which are compiled once.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,16 +91,13 @@ def _ends(main: Computation, made: Sequence[int], used_last: dict[int, int], mos
                 over[last] += 1
         now -= over[index]
         crossing.append(now)
-    ends, cost, half = [], 0, 0
-    for index, equation in enumerate(main.equations):
-        while cost + equation.cost > most:
-            half = min(range(min(half, index - 1), index), key=lambda i: (crossing[i], -i)) + 1
-            ends.append(half)
-            cost = sum(e.cost for e in main.equations[half:index])
-        cost += equation.cost
-        if cost <= most // 2:
-            half = index + 1
-    return [*ends, len(main.equations)]
+    totals, ends = [0, *itertools.accumulate(equation.cost for equation in main.equations)], [0]
+    while totals[-1] - totals[ends[-1]] > most:
+        begin = ends[-1]
+        last = bisect.bisect_right(totals, totals[begin] + most) - 1
+        first = max(begin + 1, min(last, bisect.bisect_left(totals, totals[begin] + most // 2)))
+        ends.append(min(range(first, last + 1), key=lambda end: (crossing[end - 1], -end)))
+    return [*ends[1:], len(main.equations)]
 
 
 def _part(

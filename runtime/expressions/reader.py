@@ -32,6 +32,11 @@ PART = 1 << 10
 equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a thread."""
 OPERANDS = 4
 """So many operands and results cost as much as an equation."""
+SPECIAL = PART
+"""The cost of all operations of a list that are each many to XLA: a part of 15 `igamma` takes XLA 6 s, and each part is
+compiled. A body that is unrolled counts as often as the body is written out."""
+DRAW_COST = 2
+"""The highest cost of an operation that is not many to XLA: random numbers, of which a program may draw thousands."""
 COMPUTATION_COST = 2
 """What a computation inside an operation costs beside its equations, an empty one, too."""
 VALUES = 1 << 21
@@ -135,7 +140,7 @@ def _read(data: bytes) -> Expressions:
     arguments = tuple(_spec(spec, "an argument") for spec in message.arguments)
     constants = tuple(_constant(c) for c in message.constants)
     reading = _Reading(len(constants))
-    main = reading.computation(message.main, 0, 1)
+    main, _ = reading.computation(message.main, 0, 1, 1)
     if main.arguments != len(arguments):
         raise InvalidArgumentError(f"the program takes {main.arguments} arguments and describes {len(arguments)}")
     return Expressions(arguments, main, constants, message.threefry_partitionable)
@@ -151,20 +156,17 @@ class _Reading:
     def __init__(self, constants: int) -> None:
         self._constants = constants
         self._values = 0
+        self._special = 0
 
-    def computation(self, message: pb.ComputationDef, depth: int, trips: int) -> Computation:
-        found, _ = self._computation(message, depth, trips)
-        return found
-
-    def _computation(self, message: pb.ComputationDef, depth: int, trips: int) -> tuple[Computation, int]:
-        """Reads a computation; returns it with its cost."""
+    def computation(self, message: pb.ComputationDef, depth: int, trips: int, copies: int) -> tuple[Computation, int]:
+        """Reads a computation, which XLA compiles so many times; returns the computation with its cost."""
         if depth > DEPTH:
             raise InvalidArgumentError(f"loops and branches lie more than {DEPTH} deep in each other")
         if trips > TRIPS:
             raise InvalidArgumentError(f"a loop runs more than {TRIPS:,} times")
         values, cost, equations = self._counted(0, message.arguments), 0, []
         for equation in message.equations:
-            made = self._equation(equation, values, depth, trips)
+            made = self._equation(equation, values, depth, trips, copies)
             values = self._counted(values, made.results)
             equations.append(made)
             cost += made.cost
@@ -187,17 +189,16 @@ class _Reading:
             )
         return number
 
-    def _equation(self, message: pb.EquationDef, values: int, depth: int, trips: int) -> Equation:
+    def _equation(self, message: pb.EquationDef, values: int, depth: int, trips: int, copies: int) -> Equation:
         name = message.operation
         row = TABLE.get(name)
         if row is None:
             raise InvalidArgumentError(f"operation {name[:WORD]!r} is not in the table of operations")
         operands = tuple(self._operand(n, values, f"an operand of {name!r}") for n in message.operands)
-        given: dict[str, pb.AttributeDef] = {}
-        for attribute in message.attributes:
-            if attribute.name not in row.attributes or attribute.name in given:
-                raise InvalidArgumentError(f"operation {name!r} has no attribute {attribute.name[:WORD]!r}, or twice")
-            given[attribute.name] = attribute
+        given = {attribute.name: attribute for attribute in message.attributes}
+        if len(given) < len(message.attributes) or not given.keys() <= row.attributes.keys():
+            names = ", ".join(attribute.name for attribute in message.attributes)
+            raise InvalidArgumentError(f"operation {name!r} has no attribute {names[:WORD]!r}, or twice")
         attributes: dict[str, Value] = {}
         inner: list[tuple[str, AttributeKind]] = []
         for key, kind in row.attributes.items():
@@ -210,10 +211,17 @@ class _Reading:
             else:
                 attributes[key] = _attribute(name, key, kind, given[key])
         # A loop that is unrolled is compiled as often as its body is written out. The trips count through nested loops.
-        _check_window(name, attributes)
+        if math.prod(attributes.get("window_dimensions", ())) > WINDOW_ELEMENTS:
+            raise InvalidArgumentError(f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements")
         times = attributes.get("unroll", 1)
         trips *= max(1, attributes.get("length", 1))
         cost = row.cost + (len(operands) + message.results) // OPERANDS
+        if row.cost > DRAW_COST:
+            self._special += copies * row.cost
+            if self._special > SPECIAL:
+                raise InvalidArgumentError(
+                    f"operations such as {name!r} cost more than {SPECIAL:,} equations; leave some to the client"
+                )
         # Computations come last, because their limit of trips needs the length of the loop.
         for key, kind in inner:
             if given[key].WhichOneof("value") != "computations" or not given[key].computations.values:
@@ -221,7 +229,7 @@ class _Reading:
             for one in given[key].computations.values:
                 if problem := kind.problem(one):
                     raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {problem}")
-            read = [self._computation(one, depth + 1, trips) for one in given[key].computations.values]
+            read = [self.computation(one, depth + 1, trips, copies * times) for one in given[key].computations.values]
             cost += times * sum(COMPUTATION_COST + own for _, own in read)
             try:
                 attributes[key] = kind.read([one for one, _ in read])
@@ -240,11 +248,6 @@ def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDe
         return kind.read(value.values if kind.field == "integers" else value)
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {one_line(error)}") from None
-
-
-def _check_window(name: str, attributes: Mapping[str, Value]) -> None:
-    if math.prod(attributes.get("window_dimensions", ())) > WINDOW_ELEMENTS:
-        raise InvalidArgumentError(f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements")
 
 
 def _spec(message: stage_pb2.TensorSpecDef, of: str) -> TensorSpec:

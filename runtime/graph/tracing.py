@@ -15,8 +15,6 @@ from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.tree_util import PyTreeDef
@@ -38,14 +36,6 @@ _FAR = 10**9
 def is_64_bit(dtype: DType) -> bool:
     """Returns True if JAX holds ``dtype`` only in 64-bit mode."""
     return bool(dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
-
-
-def has_less_than_a_byte(dtype: DType) -> bool:
-    """Returns True if XLA packs several elements of ``dtype`` into a byte: int4 and the like."""
-    if dtype.itemsize > 1 or dtype.hasobject or dtype.kind == "b":
-        return False
-    limits_of = ml_dtypes.finfo if jnp.issubdtype(dtype, np.floating) else ml_dtypes.iinfo
-    return int(limits_of(dtype).bits) < 8
 
 
 def x64_enabled() -> bool:

@@ -20,7 +20,8 @@ from runtime.errors import (
     meaning,
     one_line,
 )
-from runtime.graph.tracing import has_less_than_a_byte, is_64_bit
+from runtime.expressions.kinds import is_narrow
+from runtime.graph.tracing import is_64_bit
 from runtime.limits import Limits
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
@@ -120,7 +121,7 @@ class PreparedStage:
             given = stage.program.arguments[len(stage.reads) :]
         self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
         arguments = () if stage.program is None else stage.program.arguments
-        self._narrow = [i for i, s in enumerate(arguments) if has_less_than_a_byte(s.dtype)]
+        self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
         self._handed_out = [
             (o.index, self._slots[o.index], self._specs[o.index])
             for o in stage.outputs

@@ -21,7 +21,7 @@ from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
 from tests.runtime import kit
 from tests.runtime.expressions.samples import SAMPLES
-from tests.runtime.expressions.shapes import chain, deep
+from tests.runtime.expressions.shapes import chain, deep, tree
 from tests.runtime.expressions.test_round_trip import A, written
 
 A_CHAIN = """
@@ -37,9 +37,9 @@ print(float(run(jax.numpy.float32(1.0))[0]))
 """
 
 
-def of_one(main: pb.ComputationDef) -> bytes:
-    """Returns a list of one float32."""
-    spec = stage_pb2.TensorSpecDef(shape=[], dtype="float32")
+def of_one(main: pb.ComputationDef, *shape: int) -> bytes:
+    """Returns a list of one array of float32."""
+    spec = stage_pb2.TensorSpecDef(shape=shape, dtype="float32")
     return pb.ExpressionsDef(arguments=[spec], main=main).SerializeToString()
 
 
@@ -105,6 +105,13 @@ def program(count: int) -> Program:
     data = written(lambda *flat: jax.tree.leaves(many(list(zip(flat[::2], flat[1::2], strict=True)))), *sum(arrays, ()))
     spec = TensorSpec((3,), np.dtype(np.float32))
     return Program(data, (spec,) * 2 * count, (spec,) * 2 * count)
+
+
+def test_no_part_is_smaller_than_half_without_need() -> None:
+    """What was left of a part after its cut was cut off again, if it was more than half: 237 parts in place of 16."""
+    expressions = read_expressions(of_one(tree(["igamma", "sinh"], 60, 600), 600))
+    parts, _ = split(expressions, 100)
+    assert len(parts) <= 2 * sum(equation.cost for equation in expressions.main.equations) // 100 + 1
 
 
 def test_equal_variables_make_equal_parts() -> None:

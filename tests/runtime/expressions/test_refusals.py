@@ -18,6 +18,7 @@ from runtime.proto import expressions_pb2 as pb
 from runtime.proto import stage_pb2
 from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
+from tests.runtime.expressions.shapes import shaped
 from tests.runtime.expressions.test_round_trip import A, written
 
 F32 = np.dtype(np.float32)
@@ -133,6 +134,20 @@ def branches(count: int) -> pb.ExpressionsDef:
     operands_of = values[0].arguments
     del values[:]
     values.extend([pb.ComputationDef(arguments=operands_of, results=[0])] * count)
+    return made
+
+
+def special(count: int) -> pb.ExpressionsDef:
+    made = of(lambda a: jnp.add(a, a))
+    made.main.equations[0].operation = "igamma"
+    made.main.equations.extend([made.main.equations[0]] * (count - 1))
+    return made
+
+
+def unrolled(loops: int, unroll: int) -> pb.ExpressionsDef:
+    made = of(lambda a: jax.lax.scan(lambda s, _: (s + s, None), a, None, 64, unroll=unroll)[0])
+    inner(made).equations[0].operation = "igamma"
+    made.main.equations.extend([made.main.equations[-1]] * (loops - 1))
     return made
 
 
@@ -276,6 +291,19 @@ UNREAD: dict[str, tuple[Callable[[], pb.ExpressionsDef], str]] = {
     "loops that lie deep in each other": (lambda: nested(DEPTH + 2), f"more than {DEPTH} deep"),
     "a loop with too many equations": (lambda: changed(long, scan), "more than 1,024 equations"),
     "a thousand empty branches": (lambda: branches(PART // 2), "costs as much as 1,025 equations"),
+    "functions that each keep XLA busy, in many parts": (lambda: special(17), "such as 'igamma' cost more than"),
+    "functions that each keep XLA busy, in loops that are unrolled": (
+        lambda: unrolled(2, 9),
+        "such as 'igamma' cost more than",
+    ),
+    "a drawn list that took XLA 82 seconds": (
+        lambda: pb.ExpressionsDef.FromString(shaped(3195, 8)),
+        "such as 'igammac' cost more than 1,024 equations",
+    ),
+    "a drawn list that took XLA more than 300 seconds": (
+        lambda: pb.ExpressionsDef.FromString(shaped(6950, 8)),
+        "such as 'igamma' cost more than 1,024 equations",
+    ),
     "an operation of 10,000 operands": (
         lambda: changed(operands(-1, *[0] * 10_000), lambda: of(lambda a: jnp.concatenate([a, a]))),
         "costs as much as 2,50. equations",
@@ -290,6 +318,12 @@ def test_what_breaks_a_rule_is_not_read(what: str) -> None:
     with pytest.raises(rt.InvalidArgumentError, match=said) as caught:
         read_expressions(make().SerializeToString())
     assert "\n" not in str(caught.value)
+
+
+def test_a_part_of_special_functions_is_read() -> None:
+    """What costs no more than a part is compiled in some seconds."""
+    for made in (special(16), unrolled(2, 8)):
+        assert read_expressions(made.SerializeToString()).arguments
 
 
 def inner(m: pb.ExpressionsDef) -> Any:
