@@ -1,12 +1,14 @@
 """The server side of one connection: the hello, then call after call on a thread of its own."""
 
 import contextlib
+import enum
+import math
 import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -25,7 +27,7 @@ from runtime.errors import (
 from runtime.limits import Limits
 from runtime.tensor_spec import Array, aligned_buffer
 from runtime.trust import roles
-from runtime.trust.certificates import shown_names
+from runtime.trust.certificates import Context, shown_names
 from runtime.trust.greeting import Greeting
 from runtime.trust.roles import ANYBODY, Identity, identity_of
 from runtime.trust.security import NOT_TLS, Refusals, no_handshake, speaks_tls
@@ -73,20 +75,7 @@ class Reply(NamedTuple):
 
 
 class Handler(Protocol):
-    """What a server does with calls. Called from the threads of many connections at once.
-
-    A handler may also have a method `disconnected(client: int, lane: int) -> None`. It is told when the client
-    hangs up while `call` runs (and now and then when it has just ended), from another thread; it must not block.
-    It lets `call` end early, with an answer that reaches a client that has only hung up its own side (`Lane.cancel`).
-    The client may also connect again and repeat that call: what `call` must not do again it notes in `call_memory()`.
-    `current_lane()` tells `call` its lane, `caller_is_gone()` whether its own connection is meant.
-
-    And a method `permit(handle: int, client: int) -> None`, which raises PermissionDeniedError where a handle is not
-    the client's to call. It is asked once for each connection and handle.
-
-    And a method `gone(client: int, goodbye: bool) -> None`, told from another thread when a client is not expected
-    back: it said goodbye, or had no connection for a while. It may still come back in the second case.
-    """
+    """The side of a server that does what calls ask. Used by the threads of many connections at once."""
 
     def input_layout(self, handle: int) -> Layout | None:
         """The layout of the inputs of a handle, None if they describe themselves.
@@ -111,8 +100,32 @@ class Handler(Protocol):
         """
         ...
 
+    def permit(self, handle: int, client: int) -> None:
+        """Checks that a client may call a handle; called once for each connection and handle.
 
-@dataclass(frozen=True, slots=True)
+        Raises:
+            PermissionDeniedError: The handle is not the client's to call.
+        """
+
+    def disconnected(self, client: int, lane: int) -> None:
+        """Notes that a client has hung up while `call` runs, or when `call` has just ended.
+
+        Runs on another thread and must not block. `call` may end early, with an answer that reaches a client that has
+        only closed its own side (`Lane.cancel`). The client may also connect again and repeat that call: what `call`
+        must not do again stands in `call_memory()`. `current_lane()` returns the lane to `call`, and
+        `caller_is_gone()` says if the connection of `call` is meant.
+        """
+
+    def gone(self, client: int, goodbye: bool) -> None:
+        """Notes that a client is not expected back. Runs on another thread.
+
+        Args:
+            client: id of the client.
+            goodbye: True if the client has said so. False if it had no connection for a while: it may come back.
+        """
+
+
+@dataclass(slots=True)
 class ServerContext:
     """What the connections of one server share.
 
@@ -123,6 +136,7 @@ class ServerContext:
         incarnation: of the server.
         limits: of the server.
         own: what its own certificate says that it is.
+        tls: gives the context for each connection over TCP; None for a server without TLS.
         lanes: the memories.
         refusals: tells of clients without the token.
         stopping: set when the server ends.
@@ -137,20 +151,19 @@ class ServerContext:
     limits: Limits
     lanes: LaneTable[Reply]
     refusals: Refusals
-    own: Identity = ANYBODY
+    own: Identity
+    tls: Context | None
     stopping: threading.Event = field(default_factory=threading.Event)
     leaving: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
 
-    def notify_gone(self, client: int, *, goodbye: bool) -> None:
-        """Tells the handler that a client is not expected back."""
-        hook = getattr(self.handler, "gone", None)
-        if hook is None:
-            return
-        try:
-            hook(client, goodbye)
-        except Exception:
-            logging.exception("gone() of the handler failed")
+
+def notify(hook: Callable[..., None], *about: int) -> None:
+    """Calls a hook of the handler; one that fails is logged."""
+    try:
+        hook(*about)
+    except Exception:
+        logging.exception("%s() of the handler failed", hook.__name__)
 
 
 class _Local(threading.local):
@@ -201,8 +214,7 @@ def call_memory() -> dict[str, Any]:
     return {} if record is None else record.memory
 
 
-def peer_host(sock: socket.socket) -> str:
-    """The address of the other end, without a port; in words where it has none."""
+def _peer_host(sock: socket.socket) -> str:
     try:
         peer = sock.getpeername()
     except OSError:  # it is gone
@@ -210,33 +222,48 @@ def peer_host(sock: socket.socket) -> str:
     return str(peer[0]) if isinstance(peer, tuple) else "a Unix socket"
 
 
+class State(enum.IntEnum):
+    """The way of a connection, in the order in which connections give way to new ones."""
+
+    SILENT = 0
+    """No byte has come."""
+    GREETING = 1
+    """The thread of the listener receives the greeting."""
+    ENTERING = 2
+    """The connection has a thread, and is not welcome yet."""
+    SERVED = 3
+    """The client is welcome."""
+
+
 class Connection:
     """One accepted connection. `run` is its thread; everything else may be called by others.
 
     Attributes:
+        state: how far the client has come.
+        thread: its thread, from the state ENTERING on.
         client: id of the client, 0 before the hello.
         lane: number of its lane.
         who: it is, by its certificate.
-        welcomed: whether the hello was good.
         busy: a call is being handled.
         gone: the client has hung up, or the server cut the connection.
         calls: number of calls received.
         bytes_in: bytes of calls received, headers included.
         bytes_out: bytes of replies sent.
         progress: grows with the bytes of large payloads.
-        peer_host: address of the client, without a port.
+        peer_host: address of the client without a port, in words where it has none.
+        is_tls: True if the client must speak TLS: only the connection's own thread may write then.
         accepted_at: `time.monotonic()`.
         heard_at: the same of the last ping, or of the beginning.
+        idle_since: the same since when nothing has come; kept by the listener.
     """
 
-    def __init__(
-        self, context: ServerContext, sock: socket.socket, greeting: Greeting, ssl_context: ssl.SSLContext | None
-    ) -> None:
-        """Takes an accepted socket, and with TLS the whole greeting, which without is over."""
+    def __init__(self, context: ServerContext, sock: socket.socket) -> None:
+        """Takes an accepted socket."""
+        self.state = State.SILENT
+        self.thread: threading.Thread | None = None
         self.client = 0
         self.lane = 0
         self.who = ANYBODY
-        self.welcomed = False
         self.busy = False
         self.gone = False
         self.calls = 0
@@ -244,14 +271,17 @@ class Connection:
         self.bytes_out = 0
         self.progress = 0
         self.accepted_at = self.heard_at = time.monotonic()
+        self.idle_since = math.inf
         self.fd = sock.fileno()
-        self.peer_host = peer_host(sock)  # now: a client that has gone has no name
+        self.peer_host = _peer_host(sock)  # now: a client that has gone has no name
+        self.is_tls = context.tls is not None and sock.family != socket.AF_UNIX
+        self._seen = (0, 0.0)
         self._frame_at = 0.0  # since when a payload is being received; 0 while none is
         self._frame_from = 0
         self._context = context
         self._sock = sock
-        self._greeting = greeting
-        self._ssl_context = ssl_context
+        of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
+        self._greeting = Greeting(context.task, context.key, context.incarnation, of_other_user=of_other_user)
         self._sock_lock = threading.Lock()
         self._closed = False
         self._record: LaneRecord[Reply] | None = None
@@ -259,27 +289,58 @@ class Connection:
         self._permitted: set[int] = set()
         self._small_calls = 0
 
+    def receive_greeting(self, flags: int = 0) -> None:
+        """Receives the greeting, and answers; returns when it is complete.
+
+        Raises:
+            BlockingIOError: With MSG_DONTWAIT: the rest has not come yet.
+            OpError: The client is not welcome.
+            OSError: The connection broke.
+        """
+        greeting = self._greeting
+        while greeting.wanted:
+            said = self._sock.recv(greeting.wanted, flags)
+            if not said:
+                raise ConnectionResetError("the client has hung up")
+            answer = greeting.hear(said)
+            if answer and self._sock.send(answer, flags) != len(answer):
+                raise ConnectionAbortedError("the client takes no answer")
+
+    def refuse(self, error: OpError) -> None:
+        """Sends a client the reason why it is refused, if the client takes it at once, without TLS."""
+        with contextlib.suppress(OSError):  # it has hung up
+            # The plain methods: also on a TLS socket, whose client has said something else than TLS.
+            socket.socket.send(self._sock, frames.pack_error(0, error), socket.MSG_DONTWAIT)
+            # Else closing would take the answer back.
+            socket.socket.recv(self._sock, frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)
+
+    def log_refusal(self, error: OpError) -> None:
+        """Logs that something was refused to the client."""
+        tell = self._context.refusals.tell
+        if isinstance(error, PermissionDeniedError):
+            tell(self.peer_host, error.message, "tensors", self.who.names)
+        elif isinstance(error, ResourceExhaustedError):
+            tell(self.peer_host, error.message, "limit")
+        else:
+            tell(self.peer_host, f"{error.message} (tensors)")
+
     def run(self) -> None:
         """Serves the connection until it closes; never raises."""
         try:
-            self._shake_hands()
+            self._enter()
             self._allocate(_FIRST_BUFFER_BYTES)  # not before: strangers cost no memory
             _local.lane, _local.who, _local.connection = self.lane, self.who, self
             self._serve()
-        except PermissionDeniedError as error:
-            self._context.refusals.tell(self.peer_host, error.message, "tensors", self.who.names)
-        except (Superseded, ssl.SSLError, OSError) as error:
-            refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS) and not self.welcomed
-            if refused:
-                self._context.refusals.tell(self.peer_host, f"{no_handshake(error)} (tensors)")
-            elif not isinstance(error, Superseded):
-                logging.debug("Connection of client %x, lane %d: %s", self.client, self.lane, error)
-        except UnauthenticatedError as error:
-            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
-        except ResourceExhaustedError as error:
-            self._context.refusals.tell(self.peer_host, error.message, "limit")
         except OpError as error:  # not a client of ours, or a damaged one
-            self._context.refusals.tell(self.peer_host, f"{error.message} (tensors)")
+            self.log_refusal(error)
+        except (Superseded, OSError) as error:
+            no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS)
+            if not no_tls or self.state is State.SERVED:
+                logging.debug("Connection of client %x, lane %d: %r", self.client, self.lane, error)
+            else:
+                self.log_refusal(UnauthenticatedError(no_handshake(error)))
+                if getattr(error, "reason", None) in NOT_TLS:
+                    self.refuse(UnauthenticatedError(speaks_tls()))
         except Exception:
             logging.exception("Tensor connection from %s failed", self.peer_host)
         finally:
@@ -292,6 +353,12 @@ class Connection:
         with self._sock_lock:
             self._closed = True
             self._sock.close()
+
+    def join(self, secs: float) -> bool:
+        """Waits for the end of the thread; returns False for one that still runs."""
+        assert self.thread is not None
+        self.thread.join(secs)
+        return not self.thread.is_alive()
 
     def interrupt(self) -> None:
         """Ends the connection; its thread wakes up and ends."""
@@ -309,18 +376,11 @@ class Connection:
             self.gone = True
         return True
 
-    @property
-    def is_tls(self) -> bool:
-        """Whether nobody but its own thread may write to the connection."""
-        return self._ssl_context is not None
-
     def send_goodbye(self) -> None:
         """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
-        farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
         with self._sock_lock, contextlib.suppress(OSError):  # it is gone, or has not read for long
-            if not self._closed and self.welcomed:
-                flags = 0 if isinstance(self._sock, ssl.SSLSocket) else socket.MSG_DONTWAIT
-                self._sock.send(farewell, flags)
+            if not self._closed and self.state is State.SERVED:
+                self._sock.send(frames.LEAVES, 0 if self.is_tls else socket.MSG_DONTWAIT)
 
     def note_hang_up(self) -> None:
         """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
@@ -329,13 +389,17 @@ class Connection:
 
     def notify_handler(self) -> None:
         """Tells the handler that nobody waits for the call that it runs."""
-        hook = getattr(self._context.handler, "disconnected", None)
-        if hook is None:
-            return
-        try:
-            hook(self.client, self.lane)
-        except Exception:
-            logging.exception("disconnected() of the handler failed")
+        notify(self._context.handler.disconnected, self.client, self.lane)
+
+    def note_work(self, now: float) -> None:
+        """Notes since when a client that is served has been idle; for the thread of the listener.
+
+        Args:
+            now: `time.monotonic()`.
+        """
+        seen = (self.calls, self.heard_at)
+        if self.busy or seen != self._seen:
+            self._seen, self.idle_since = seen, now
 
     def stalled(self) -> None:
         """Nothing to do: the connection waits as long as the client likes."""
@@ -350,55 +414,41 @@ class Connection:
         secs = now - began
         return bool(began) and secs > limits.frame_secs and self.progress - self._frame_from < limits.frame_rate * secs
 
-    def _shake_hands(self) -> None:
+    def _enter(self) -> None:
         # The listener cuts connections that take too long over this, so no time limit is needed here.
         context = self._context
         sockets.tune(self._sock)
-        if self._ssl_context is not None:
-            secure = self._ssl_context.wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
+        if self.is_tls:
+            assert context.tls is not None
+            secure = context.tls().wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
             with self._sock_lock:
                 self._sock = secure
                 if self._closed or self.gone:
                     raise ConnectionAbortedError("cut")
-            try:
-                secure.do_handshake()
-            except ssl.SSLError as error:
-                if error.reason in NOT_TLS:
-                    self._refuse_plainly(secure)
-                raise
-            secure.settimeout(_TLS_TICK_SECS)
-            self._hear()
+            secure.do_handshake()
         sockets.tune_buffers(self._sock)
-        hello = self._greeting.hello
         try:
+            self.receive_greeting()  # all of it with TLS, and nothing without
             self._identify()
+            hello, now = self._greeting.hello, time.monotonic()
             self.client, self.lane = hello.client, hello.lane
-            now = time.monotonic()
             attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
-            self._record, known, before = attached
-        except (PermissionDeniedError, ResourceExhaustedError) as error:
-            raise self._refusal(error) from None
+        except OpError as error:
+            with contextlib.suppress(OSError):  # it does not listen any more
+                self._send_error(0, error)
+            raise
+        self._record, known, before = attached
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:
                 before.notify_handler()
+        if self.is_tls:
+            self._sock.settimeout(_TLS_TICK_SECS)
+        self.heard_at = now
         flags = frames.RESUMED if known else 0
         with self._sock_lock:  # a goodbye comes after it
-            self.welcomed = True  # before the client knows: until then the listener may end it for a newcomer
+            self.state = State.SERVED  # before the client knows: until then the listener may end it for a newcomer
             self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
-
-    def _hear(self) -> None:
-        """Hears the greeting of a client that speaks TLS."""
-        greeting = self._greeting
-        while greeting.wanted:
-            window = memoryview(bytearray(greeting.wanted))
-            sockets.receive_rest(self._sock, window, self)
-            try:
-                answer = greeting.hear(window)
-            except OpError as error:
-                raise self._refusal(error) from None
-            if answer:
-                self._sock.sendall(answer)
 
     def _identify(self) -> None:
         """Sees who the client is, and that its role lets it connect; raises PermissionDeniedError."""
@@ -415,30 +465,13 @@ class Connection:
         order = ORDERS.get(handle, "stage")
         try:
             roles.check(order, self.who)
-            permit = getattr(self._context.handler, "permit", None)
-            if permit is not None:
-                permit(handle, self.client)
+            self._context.handler.permit(handle, self.client)
         except PermissionDeniedError as error:
             self._context.refusals.tell(self.peer_host, error.message, order, self.who.names)
             raise
         if len(self._permitted) >= _PERMITTED:
             self._permitted.clear()
         self._permitted.add(handle)
-
-    def _refuse_plainly(self, sock: ssl.SSLSocket) -> None:
-        """Tells a client that does not speak TLS what is wrong."""
-        payload = frames.encode_error(UnauthenticatedError(speaks_tls()))
-        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
-        plain = socket.socket(fileno=os.dup(sock.fileno()))
-        with plain, contextlib.suppress(OSError):  # it has hung up
-            plain.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take our answer back
-            plain.send(head + payload, socket.MSG_DONTWAIT)
-
-    def _refusal(self, error: OpError) -> OpError:
-        """Tells a client why it is not welcome, if it still listens; gives the error, which is told of here, too."""
-        with contextlib.suppress(OSError):
-            self._send_error(0, error)
-        return error
 
     def _serve(self) -> None:
         sock = self._sock
@@ -485,7 +518,7 @@ class Connection:
                 whole = fields[2] & frames.WHOLE_CLIENT
                 self._context.lanes.forget(self.client, None if whole else self.lane, time.monotonic())
                 if whole:
-                    self._context.notify_gone(self.client, goodbye=True)
+                    notify(self._context.handler.gone, self.client, True)
                 return
             else:
                 raise DataLossError(f"a client sent a frame of kind {kind}")
@@ -559,7 +592,7 @@ class Connection:
     def _notified(self, error: Exception, handle: int) -> OpError:
         if isinstance(error, OpError):
             if isinstance(error, ResourceExhaustedError) and error.limit:
-                self._context.refusals.tell(self.peer_host, error.message, "limit")
+                self.log_refusal(error)
             return error
         self._context.refusals.report_failure(self.peer_host, f"call {handle} of client {self.client:x}", error)
         return InternalError(f"call {handle} failed: {type(error).__name__}: {error}")
@@ -580,15 +613,14 @@ class Connection:
         self._send(segments, length + frames.HEADER_BYTES)
 
     def _send_error(self, seq: int, error: OpError) -> None:
-        payload = frames.encode_error(error)
-        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, seq, 0, len(payload))
-        self._send([head + payload], len(head) + len(payload))
+        frame = frames.pack_error(seq, error)
+        self._send([frame], len(frame))
 
     def _send(self, segments: Segments, total: int) -> None:
         sock = self._sock
         sent = 0
         self.bytes_out += total  # before the client can have it: who has a reply finds it counted
-        if self._ssl_context is None and len(segments) <= sockets.MAX_IOV:
+        if not self.is_tls and len(segments) <= sockets.MAX_IOV:
             try:
                 sent = sock.sendmsg(segments)
             except ValueError:  # numpy: not contiguous, found before anything was sent

@@ -49,6 +49,8 @@ HEADER_BYTES: Final = HEADER.size
 pack_header: Final = HEADER.pack
 unpack_header: Final = HEADER.unpack_from
 
+LEAVES: Final = pack_header(MAGIC, GOODBYE, 0, 0, 0, 0, 0)
+"""The frame by which a server leaves for good, and a client ends a lane."""
 MAX_CONTROL_BYTES: Final = 64 << 10
 """Longest payload of what is no call and no reply."""
 NONCE_BYTES: Final = 16
@@ -93,18 +95,19 @@ def decode_hello(payload: bytes) -> Hello:
     return Hello(*_HELLO.unpack(payload))
 
 
-def encode_error(error: OpError) -> bytes:
-    """The payload of an ERROR; a text that is too long is cut."""
+def pack_error(seq: int, error: OpError) -> bytes:
+    """Returns an ERROR frame; a text that is too long is cut."""
     task = error.task.encode(errors="replace")[:1024]
     message = error.message.encode(errors="replace")[: MAX_CONTROL_BYTES - 2048]
-    return _ERROR.pack(wire_code(error), len(task)) + task + message
+    payload = _ERROR.pack(wire_code(error), len(task)) + task + message
+    return pack_header(MAGIC, ERROR, 0, 0, seq, 0, len(payload)) + payload
 
 
 def decode_error(payload: bytes, task: str) -> OpError:
     """Makes the error that an ERROR carries.
 
     Args:
-        payload: what `encode_error` made.
+        payload: that of a frame that `pack_error` made.
         task: the peer, used when the error names no task.
 
     Raises:

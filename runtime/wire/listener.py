@@ -1,28 +1,25 @@
 """The server side of the tensor channel: listeners on TCP and on a Unix socket, and the threads of connections."""
 
-import contextlib
 import os
 import select
 import shutil
 import socket
-import ssl
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from absl import logging
 
 from runtime.errors import OpError, ResourceExhaustedError
 from runtime.limits import Limits
 from runtime.trust.certificates import Context
-from runtime.trust.greeting import Greeting
 from runtime.trust.roles import ANYBODY, Identity
 from runtime.trust.security import Refusals
-from runtime.wire import frames, socket_dirs, sockets
-from runtime.wire.connection import Connection, Handler, Reply, ServerContext, peer_host
+from runtime.wire import socket_dirs
+from runtime.wire.connection import Connection, Handler, Reply, ServerContext, State, notify
 from runtime.wire.endpoint import Endpoint, fast_path_enabled, host_id
 from runtime.wire.reply_cache import LaneTable
 
@@ -42,7 +39,7 @@ _JOIN_SECS: Final = 5.0
 _TROUBLE_SECS: Final = 0.1
 """Pause after a connection that could not be served for want of something, so as not to run in circles."""
 _PORT_TRIES: Final = 5
-_LONGEST_UNIX_PATH: Final = 100
+_NEWS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +61,6 @@ class ServerCounters:
     calls: int
     bytes_in: int
     bytes_out: int
-
-
-class _Newcomer(NamedTuple):
-    """A plain connection whose client introduces itself."""
-
-    sock: socket.socket
-    accepted_at: float
-    greeting: Greeting
 
 
 class TensorServer:
@@ -126,29 +115,24 @@ class TensorServer:
             lanes=LaneTable[Reply](limits),
             refusals=refusals or Refusals(task),
             own=own,
+            tls=tls,
         )
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
         self._unix = unix and fast_path_enabled() and hasattr(socket, "AF_UNIX")
-        self._tls = tls
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
         self._unix_path: str | None = None
         self._unix_directory: str | None = None
         self._listeners: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
-        self._silent: dict[int, tuple[socket.socket, float]] = {}
-        """Accepted connections of which no byte has come, by descriptor, the oldest first; of the listener thread."""
-        self._greeting: dict[int, _Newcomer] = {}
-        """Plain connections whose client has begun to say who it is, the oldest first; of the listener thread."""
-        self._shaking: dict[int, Connection] = {}
-        """Those that may not have been welcomed yet, the oldest first; of the listener thread."""
-        self._idle: dict[Connection, tuple[int, float, float]] = {}
-        """By connection its calls and last ping when it was looked at, and since when they have been the same."""
+        self._connections: dict[int, Connection] = {}
+        """By descriptor all that are not closed, the oldest first; only the thread of the listener changes it."""
+        self._ended: deque[Connection] = deque()
+        """Those whose thread ends."""
         self._tidied_at = 0.0
-        self._flooded = 0  # silent connections that have given way since
-        self._connections: dict[int, tuple[Connection, threading.Thread]] = {}
-        self._ended: list[tuple[Connection, threading.Thread]] = []
+        self._flooded = False
+        """True if a newcomer has given way since: telling of a thousand in a second costs more than the rest."""
         self._accepted = 0
         self._past = [0, 0, 0]  # calls, bytes in and out of connections that are closed
         self._epoll: select.epoll | None = None
@@ -163,7 +147,7 @@ class TensorServer:
             incarnation: of that life.
             kept: by (client, lane), the number of its last call with an effect, and the reply.
         """
-        self._context = replace(self._context, incarnation=incarnation)
+        self._context.incarnation = incarnation
         now = time.monotonic()
         self._context.lanes.inherit(kept, now, now + self._lane_memory_secs)
 
@@ -181,15 +165,9 @@ class TensorServer:
     def counters(self) -> ServerCounters:
         """The counters as of now."""
         with self._lock:
-            live = [connection for connection, _ in [*self._connections.values(), *self._ended]]
-            return ServerCounters(
-                connections=len(self._connections) + len(self._silent) + len(self._greeting),
-                accepted=self._accepted,
-                lanes=len(self._context.lanes),
-                calls=self._past[0] + sum(c.calls for c in live),
-                bytes_in=self._past[1] + sum(c.bytes_in for c in live),
-                bytes_out=self._past[2] + sum(c.bytes_out for c in live),
-            )
+            there = list(self._connections.values())
+            calls, bytes_in, bytes_out = map(sum, zip(self._past, *map(_figures, there), strict=True))
+            return ServerCounters(len(there), self._accepted, len(self._context.lanes), calls, bytes_in, bytes_out)
 
     def endpoint(self, host: str) -> Endpoint:
         """What clients need to find this server.
@@ -260,29 +238,27 @@ class TensorServer:
         self._context.stopping.set()
         self._turn()
         self._thread.join(_JOIN_SECS)
-        with self._lock:
-            pairs = [*self._connections.values(), *self._ended]
-        for connection, _ in pairs:
+        connections = [c for c in self._connections.values() if c.thread is not None]
+        for connection in connections:
             if not connection.busy and not (leaving and connection.is_tls):  # whose own thread says goodbye, soon
                 if leaving:
                     connection.send_goodbye()
                 connection.interrupt()
-        while any(connection.busy for connection, _ in pairs) and (left := deadline - time.monotonic()) > 0:
+        while any(connection.busy for connection in connections) and (left := deadline - time.monotonic()) > 0:
             self._context.progress.wait(left)
             self._context.progress.clear()
-        for connection, thread in pairs:
+        for connection in connections:
             if leaving and not connection.busy:
-                thread.join(_GOODBYE_SECS)  # one that was busy says its goodbye by itself
+                connection.join(_GOODBYE_SECS)  # one that was busy says its goodbye by itself
             connection.interrupt()
             if connection.busy:
                 connection.notify_handler()
         limit = time.monotonic() + _JOIN_SECS
-        for connection, thread in pairs:
-            thread.join(max(0.0, limit - time.monotonic()))
-            if thread.is_alive():
+        for connection in connections:
+            if connection.join(max(0.0, limit - time.monotonic())):
+                connection.close()
+            else:
                 logging.error("The call of client %x, lane %d does not end", connection.client, connection.lane)
-                continue
-            connection.close()
         assert self._epoll is not None
         self._epoll.close()
         os.close(self._wake)
@@ -322,27 +298,22 @@ class TensorServer:
 
     def _listen_unix(self) -> list[socket.socket]:
         socket_dirs.sweep()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            directory = socket_dirs.make_directory()
-        except OSError as error:
+            self._unix_directory = socket_dirs.make_directory()
+            path = os.path.join(self._unix_directory, socket_dirs.SOCKET_NAME)
+            listener.bind(path)
+            listener.listen(_BACKLOG)
+        except OSError as error:  # also of a temporary directory with too long a name
+            listener.close()
             logging.info("No Unix socket for tensors: %s", error)
             return []
-        path = os.path.join(directory, socket_dirs.SOCKET_NAME)
-        if len(path) > _LONGEST_UNIX_PATH:
-            os.rmdir(directory)
-            logging.info("No Unix socket for tensors: the temporary directory has too long a name")
-            return []
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        listener.listen(_BACKLOG)
-        self._unix_directory, self._unix_path = directory, path
+        self._unix_path = path
         return [listener]
 
     def _turn(self) -> None:
         # Wakes the listener thread.
-        with self._lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         assert self._epoll is not None
@@ -354,17 +325,16 @@ class TensorServer:
                     if now - self._turned_at > _ASLEEP_SECS:
                         self._awake_since = now
                     self._turned_at = now
-                    for fd, _ in self._epoll.poll(_TURN_SECS):
+                    for fd, events in self._epoll.poll(_TURN_SECS):
                         if fd in self._listeners:
                             self._accept_some(self._listeners[fd])
-                        elif fd in self._silent:
-                            self._first_byte(fd)
-                        elif fd in self._greeting:
-                            self._hear(fd)
-                        elif fd != self._wake:
-                            self._hung_up(fd)
-                        else:
+                        elif fd == self._wake:
                             os.eventfd_read(fd)
+                        elif (connection := self._connections.get(fd)) is not None:
+                            if connection.state >= State.ENTERING:
+                                connection.note_hang_up()
+                            else:
+                                self._greet(connection, events)
                     self._join_ended()
                     if now - self._tidied_at >= _TIDY_SECS:
                         self._tidied_at = now
@@ -375,10 +345,9 @@ class TensorServer:
         finally:
             for listener in self._listeners.values():
                 listener.close()
-            while self._silent:
-                self._silent.popitem()[1][0].close()
-            while self._greeting:
-                self._greeting.popitem()[1].sock.close()
+            for connection in list(self._connections.values()):
+                if connection.state < State.ENTERING:
+                    self._remove(connection)
 
     def _accept_some(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
@@ -395,222 +364,125 @@ class TensorServer:
             self._context.stopping.wait(_TROUBLE_SECS)
             return False
         self._accepted += 1
+        connection = Connection(self._context, sock)
         refused = self._make_room()
         if refused is not None:
-            self._refuse(sock, refused)
+            connection.log_refusal(refused)
+            if not connection.is_tls:  # else it would take the reason for a failed handshake
+                connection.refuse(refused)
+            connection.close()
             return True
         assert self._epoll is not None
-        self._epoll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
-        self._silent[sock.fileno()] = (sock, time.monotonic())
+        self._epoll.register(sock, _NEWS)
+        self._connections[connection.fd] = connection
         return True
 
     def _make_room(self) -> ResourceExhaustedError | None:
         """Ends a connection where one more would be too many; gives the error when there is none that may be ended."""
         limits = self._limits
-        if self._newcomers() >= limits.handshakes:
-            for fd in [fd for fd, c in self._shaking.items() if c.welcomed or c.gone]:
-                del self._shaking[fd]
-            if self._newcomers() >= limits.handshakes:
-                self._end_handshake()
-        with self._lock:
-            living = [c for c, _ in self._connections.values() if not c.gone]
-        if len(living) + len(self._silent) + len(self._greeting) < limits.connections or self._end_handshake():
+        living = [connection for connection in self._connections.values() if not connection.gone]
+        newcomers = [connection for connection in living if connection.state < State.SERVED]
+        is_full = len(living) >= limits.connections
+        if newcomers and (is_full or len(newcomers) >= limits.handshakes):
+            oldest = min(newcomers, key=lambda newcomer: newcomer.state)
+            if not self._flooded:
+                what = "says nothing" if oldest.state is State.SILENT else "says no hello"
+                self._tell(oldest, "handshakes", f"a connection that {what} gives way to a new one")
+            self._flooded = True
+            self._end_newcomer(oldest)
             return None
-        now = time.monotonic()
-        idlest = longest_idle(
-            [(c, c.client, now - self._idle[c][2]) for c in living if not c.busy and c in self._idle], _WORKS_SECS
-        )
-        if idlest is None:
+        if not is_full:
+            return None
+        # Of the client that has most, the one that was idle for longest.
+        having = Counter(connection.client for connection in living)
+        since = time.monotonic() - _WORKS_SECS
+        idle = [connection for connection in living if not connection.busy and connection.idle_since <= since]
+        if not idle:
             return limits.exceeded("connections", f"the tensor port has {len(living)} connections that work")
-        self._tell(idlest.peer_host, "connections", "its idle connection gives way to a new one")
+        idlest = max(idle, key=lambda connection: (having[connection.client], -connection.idle_since))
+        self._tell(idlest, "connections", "its idle connection gives way to a new one")
         idlest.interrupt()
         return None
 
-    def _newcomers(self) -> int:
-        return len(self._silent) + len(self._greeting) + len(self._shaking)
+    def _tell(self, connection: Connection, limit: str, what: str) -> None:
+        connection.log_refusal(self._limits.exceeded(limit, what))
 
-    def _end_handshake(self) -> bool:
-        """Ends the oldest connection that has said nothing, else the oldest that has not shown who it is."""
-        if self._silent:
-            fd, (sock, _) = next(iter(self._silent.items()))
-            if not self._flooded:  # else this is done a thousand times a second, and telling costs more than the rest
-                self._tell(peer_host(sock), "handshakes", "a connection that says nothing gives way to a new one")
-            self._flooded += 1
-            self._end_silent(fd)
-            return True
-        for newcomer in self._greeting.values():
-            self._tell(peer_host(newcomer.sock), "handshakes", "a connection that says no hello gives way to a new one")
-            self._end_greeting(newcomer)
-            return True
-        for fd, connection in self._shaking.items():
-            if not (connection.welcomed or connection.gone):
-                self._tell(connection.peer_host, "handshakes", "a connection that says no hello gives way to a new one")
-                connection.interrupt()
-                del self._shaking[fd]
-                return True
-        return False
-
-    def _tell(self, host: str, limit: str, what: str) -> None:
-        self._context.refusals.tell(host, str(self._limits.exceeded(limit, what).message), "limit")
-
-    def _refuse(self, sock: socket.socket, error: ResourceExhaustedError) -> None:
-        payload = frames.encode_error(error)
-        head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
-        self._context.refusals.tell(peer_host(sock), error.message, "limit")
-        with sock, contextlib.suppress(OSError):  # the client may be gone again
-            if self._tls is None or sock.family == socket.AF_UNIX:  # else it would take it for a failed handshake
-                sock.send(head + payload, socket.MSG_DONTWAIT)
-
-    def _end_silent(self, fd: int) -> None:
-        sock, _ = self._silent.pop(fd)
-        sock.close()  # epoll forgets it
-
-    def _end_greeting(self, newcomer: _Newcomer) -> None:
-        del self._greeting[newcomer.sock.fileno()]
-        newcomer.sock.close()
-
-    def _first_byte(self, fd: int) -> None:
-        sock, accepted_at = self._silent[fd]
-        try:
-            if not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                self._end_silent(fd)
-                return
-        except OSError:  # it broke
-            self._end_silent(fd)
-            return
-        del self._silent[fd]
-        of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
-        context = self._context
-        greeting = Greeting(context.task, context.key, context.incarnation, of_other_user=of_other_user)
-        if self._tls is not None and sock.family != socket.AF_UNIX:
-            self._begin(sock, greeting, self._tls)
-            return
-        self._greeting[fd] = _Newcomer(sock, accepted_at, greeting)
-        self._hear(fd)
-
-    def _hear(self, fd: int) -> None:
-        """Hears what has come of a greeting, and answers; begins with the connection when it is over."""
-        newcomer = self._greeting[fd]
-        sock, _, greeting = newcomer
-        try:
-            while greeting.wanted:
-                said = sock.recv(greeting.wanted, socket.MSG_DONTWAIT)
-                if not said:
-                    raise ConnectionResetError("the client has hung up")
-                answer = greeting.hear(said)
-                if answer and sock.send(answer, socket.MSG_DONTWAIT) != len(answer):
-                    raise ConnectionAbortedError("the client takes no answer")
-        except BlockingIOError:
-            assert self._epoll is not None
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
-        except OpError as error:
-            self._context.refusals.tell(peer_host(sock), f"{error.message} (tensors)")
-            payload = frames.encode_error(error)
-            head = frames.pack_header(frames.MAGIC, frames.ERROR, 0, 0, 0, 0, len(payload))
-            with contextlib.suppress(OSError):  # it has hung up
-                sock.send(head + payload, socket.MSG_DONTWAIT)
-                with contextlib.suppress(BlockingIOError):  # nothing has come
-                    sock.recv(frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)  # else closing would take the answer back
-            self._end_greeting(newcomer)
-        except OSError:
-            self._end_greeting(newcomer)
+    def _end_newcomer(self, connection: Connection) -> None:
+        if connection.state >= State.ENTERING:
+            connection.interrupt()
         else:
-            del self._greeting[fd]
-            self._begin(sock, greeting, None)
+            self._remove(connection)
 
-    def _begin(self, sock: socket.socket, greeting: Greeting, tls: Context | None) -> None:
-        """Has a thread serve a connection; closes it where that is not possible."""
-        try:
-            self._start_thread(sock, greeting, None if tls is None else tls())
-        except (RuntimeError, MemoryError, OSError) as error:  # no thread, memory or descriptor to be had just now
-            sock.close()  # its client tries again
-            logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
-            self._context.stopping.wait(_TROUBLE_SECS)
-
-    def _start_thread(self, sock: socket.socket, greeting: Greeting, ssl_context: ssl.SSLContext | None) -> None:
-        sock.setblocking(True)
-        connection = Connection(self._context, sock, greeting, ssl_context)
-        thread = threading.Thread(
-            target=self._serve, args=(connection,), name=f"tensor connection {self._accepted}", daemon=True
-        )
+    def _remove(self, connection: Connection) -> None:
         with self._lock:
-            self._connections[connection.fd] = (connection, thread)
+            del self._connections[connection.fd]
+            self._past = [past + last for past, last in zip(self._past, _figures(connection), strict=True)]
+        connection.close()  # epoll forgets it
+
+    def _greet(self, connection: Connection, events: int) -> None:
+        """Hears what has come of a greeting; begins with the connection when it is over, or speaks TLS."""
+        try:
+            if not connection.is_tls:
+                connection.receive_greeting(socket.MSG_DONTWAIT)
+            elif events & select.EPOLLRDHUP:
+                raise ConnectionResetError("the client has hung up")
+        except BlockingIOError:
+            connection.state = State.GREETING
+            assert self._epoll is not None
+            self._epoll.modify(connection.fd, _NEWS)
+        except OpError as error:
+            connection.log_refusal(error)
+            connection.refuse(error)
+            self._remove(connection)
+        except OSError:
+            self._remove(connection)
+        else:
+            self._begin(connection)
+
+    def _begin(self, connection: Connection) -> None:
+        """Has a thread serve a connection; closes it where that is not possible."""
+        name = f"tensor connection {self._accepted}"
+        connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
+        before, connection.state = connection.state, State.ENTERING
         assert self._epoll is not None
         try:
             self._epoll.modify(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
-            thread.start()
-        except BaseException:
-            with self._lock:
-                del self._connections[connection.fd]
-            raise
-        self._shaking[connection.fd] = connection
+            connection.thread.start()
+        except (RuntimeError, MemoryError, OSError) as error:  # no thread, memory or descriptor to be had just now
+            connection.state = before
+            self._remove(connection)  # its client tries again
+            logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
+            self._context.stopping.wait(_TROUBLE_SECS)
 
     def _serve(self, connection: Connection) -> None:
         try:
             connection.run()
         finally:
-            with self._lock:
-                pair = self._connections.pop(connection.fd, None)
-                if pair is not None:
-                    self._ended.append(pair)
+            self._ended.append(connection)
             if not self._context.stopping.is_set():
                 self._turn()  # the listener thread joins this one and closes the socket
 
-    def _hung_up(self, fd: int) -> None:
-        with self._lock:
-            pair = self._connections.get(fd)
-        if pair is not None:
-            pair[0].note_hang_up()
-
     def _join_ended(self) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, []
-        for connection, thread in ended:
-            thread.join(_JOIN_SECS)
-            self._idle.pop(connection, None)
-            if self._shaking.get(connection.fd) is connection:
-                del self._shaking[connection.fd]
-            connection.close()
-            with self._lock:
-                self._past[0] += connection.calls
-                self._past[1] += connection.bytes_in
-                self._past[2] += connection.bytes_out
+        while self._ended:
+            connection = self._ended.popleft()
+            connection.join(_JOIN_SECS)
+            self._remove(connection)
 
     def _tidy(self, now: float) -> None:
-        late, self._flooded = now - self._limits.hello_secs, 0
-        for fd in [fd for fd, (_, accepted_at) in self._silent.items() if accepted_at < late]:
-            self._end_silent(fd)
-        for newcomer in [n for n in self._greeting.values() if n.accepted_at < late]:
-            self._end_greeting(newcomer)
-        with self._lock:
-            connections = [connection for connection, _ in self._connections.values()]
-        for connection in connections:
-            if not connection.welcomed:
+        late, self._flooded = now - self._limits.hello_secs, False
+        for connection in list(self._connections.values()):
+            if connection.state < State.SERVED:
                 if connection.accepted_at < late:
-                    connection.interrupt()
+                    self._end_newcomer(connection)
                 continue
             if connection.too_slow(now):
-                self._tell(connection.peer_host, "frame_rate", "a call that comes too slowly is given up")
+                self._tell(connection, "frame_rate", "a call that comes too slowly is given up")
                 connection.interrupt()
-            calls, heard_at = connection.calls, connection.heard_at
-            before = self._idle.get(connection)
-            if connection.busy or before is None or before[:2] != (calls, heard_at):
-                self._idle[connection] = (calls, heard_at, now)
+            connection.note_work(now)
         for client in self._context.lanes.give_up(now - self._gone_secs):
-            self._context.notify_gone(client, goodbye=False)
+            notify(self._context.handler.gone, client, False)
         self._context.lanes.expire(now - self._lane_memory_secs)
 
 
-_C = TypeVar("_C")
-
-
-def longest_idle(candidates: Sequence[tuple[_C, int, float]], least_secs: float) -> _C | None:
-    """Which connection gives way to a new one: of the client that has most, the one that was idle for longest.
-
-    Args:
-        candidates: (connection, client, seconds idle).
-        least_secs: one that has worked since is not among them.
-    """
-    having = Counter(client for _, client, _ in candidates)
-    idle = [(having[client], secs, index) for index, (_, client, secs) in enumerate(candidates) if secs >= least_secs]
-    return candidates[max(idle)[2]][0] if idle else None
+def _figures(connection: Connection) -> tuple[int, int, int]:
+    return connection.calls, connection.bytes_in, connection.bytes_out

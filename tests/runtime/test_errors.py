@@ -89,7 +89,7 @@ def test_every_kind_is_in_the_tree_and_has_a_number_of_its_own() -> None:
 def test_a_type_crosses_from_task_to_task(error_type: type[errors.OpError]) -> None:
     error = error_type("boom", task="/job:ps/task:0")
     again = errors.error_from_code(errors.wire_code(error), error.message, error.task)
-    over_the_channel = frames.decode_error(frames.encode_error(error), "")
+    over_the_channel = frames.decode_error(frames.pack_error(0, error)[frames.HEADER_BYTES :], "")
     assert type(again) is type(over_the_channel) is error_type
     assert (over_the_channel.message, over_the_channel.task) == (error.message, error.task)
 

@@ -16,7 +16,7 @@ import runtime as rt
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.master import tasks
 from runtime.server.binding import BIND_VARIABLE, listen_on
-from runtime.wire.listener import TensorServer
+from runtime.wire.listener import Handler, TensorServer
 from tests.kit.processes import ROOT
 from tests.runtime import kit
 
@@ -183,7 +183,7 @@ def test_tasks_at_the_addresses_of_two_interfaces_train_together() -> None:
             assert sess.run(w.assign_add(np.ones(3, np.float32))).tolist() == [1.0] * 3
 
 
-class _Echo:
+class _Echo(Handler):
     def input_layout(self, handle: int) -> None:
         return None
 

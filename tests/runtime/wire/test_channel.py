@@ -433,7 +433,7 @@ def test_many_threads_share_a_peer(pair):
 def test_large_buffers_are_given_back(pair):
     lane = pair.peer.acquire()
     lane.call(kit.ECHO, 1, [np.zeros(20 << 20, np.uint8)], None, dynamic=True)
-    connection = next(c for c, _ in pair.server._connections.values() if c.lane == lane.number)
+    connection = next(c for c in pair.server._connections.values() if c.lane == lane.number)
     assert connection._capacity > 20 << 20
     for _ in range(70):
         lane.call(kit.ADD, 1, addend(1), kit.NUMBER)

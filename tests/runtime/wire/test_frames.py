@@ -30,7 +30,9 @@ def test_any_bytes_are_a_hello_or_a_clean_error(payload):
 @hypothesis.given(st.text(max_size=50), st.text(max_size=20))
 def test_error_round_trip(message, task):
     task = task.encode(errors="replace").decode()
-    error = frames.decode_error(frames.encode_error(FailedPreconditionError(message, task=task)), "/job:ps/task:9")
+    error = frames.decode_error(
+        frames.pack_error(0, FailedPreconditionError(message, task=task))[frames.HEADER_BYTES :], "/job:ps/task:9"
+    )
     assert type(error) is FailedPreconditionError
     assert error.message == message.encode(errors="replace").decode()
     assert error.task == (task or "/job:ps/task:9")
@@ -45,7 +47,7 @@ def test_any_bytes_are_an_error_or_a_clean_error(payload):
 
 
 def test_long_texts_are_cut_to_what_a_frame_may_carry():
-    payload = frames.encode_error(UnknownError("x" * 10**6, task="y" * 10**6))
+    payload = frames.pack_error(0, UnknownError("x" * 10**6, task="y" * 10**6))[frames.HEADER_BYTES :]
     assert len(payload) <= frames.MAX_CONTROL_BYTES
     assert frames.decode_error(payload, "").task == "y" * 1024
 

@@ -11,7 +11,6 @@ import pytest
 
 from runtime.errors import ResourceExhaustedError
 from runtime.wire import TensorServer, frames, listener
-from runtime.wire.listener import longest_idle
 from tests.kit.waits import until
 from tests.runtime.kit import limited
 from tests.runtime.wire import kit
@@ -153,14 +152,6 @@ def lets_in(server: TensorServer, client: int, stack: contextlib.ExitStack) -> b
         return True
 
 
-def test_who_gives_way() -> None:
-    assert longest_idle([], 5.0) is None
-    assert longest_idle([("a", 1, 4.0)], 5.0) is None
-    assert longest_idle([("a", 1, 6.0), ("b", 2, 9.0)], 5.0) == "b"
-    assert longest_idle([("a", 1, 6.0), ("b", 2, 90.0), ("c", 1, 7.0)], 5.0) == "c"
-    assert longest_idle([("a", 1, 1.0), ("b", 2, 90.0), ("c", 1, 2.0)], 5.0) == "b"
-
-
 @pytest.mark.parametrize("handle", [kit.ECHO_FIXED, 999], ids=["a call", "a call that is refused"])
 @pytest.mark.usefixtures("often")
 def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
@@ -177,7 +168,7 @@ def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
     with serving(frame_secs=0.2, frame_rate=1) as (server, _), connected(server) as (sock, file):
         assert hello(file, 1)[0] == WELCOMED
         sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length) + bytes(length - 1))
-        (connection, _), *_ = server._connections.values()
+        connection, *_ = server._connections.values()
         until(lambda: connection._frame_at > 0)
         threading.Event().wait(0.5)  # longer than frame_secs
         sock.sendall(bytes(1))
