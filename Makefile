@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUNS SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mnist cartpole images early-stopping test test-busy test-unit test-rest test-nightly test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
+.PHONY: help setup mnist cartpole test test-busy test-unit test-rest test-nightly test-all test-lowest test-newest test-ray chaos endings fuzz bench bench-quick bench-setup lint format tf1-oracle proto docs dist lock audit tensorboard clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -60,16 +60,6 @@ mnist: $(TRAINS) ## Train MNIST on a local cluster of 1 ps and 2 workers; ends w
 cartpole: $(STAMP) ## Learn CartPole with 1 ps and 2 actor-critic workers; ends with the mean score, 500 at the most.
 	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
 		$(BIN)/python -m models.cartpole.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=cartpole-%)
-
-images: $(STAMP) ## Train a Flax model with BatchNorm on digits, two workers in step; ends with the test accuracy.
-	$(BIN)/python -m models.mnist.data
-	$(BIN)/python -m harness.launch --ps=1 --workers=2 -- \
-		$(BIN)/python -m models.images.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=images-%)
-
-early-stopping: $(TRAINS) ## Train until an evaluator finds that the model gets no better; ends with the best checkpoint.
-	$(BIN)/python -m models.mnist.data
-	$(BIN)/python -m harness.launch --ps=1 --workers=2 --evaluators=1 -- \
-		$(BIN)/python -m models.early_stopping.trainer --logdir=$(LOGDIR)/$(RUN:mnist-%=early-stopping-%)
 
 # Most of what tests compile runs once: optimising it would take longer. test-rest and all examples compile as users do.
 test test-unit: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1

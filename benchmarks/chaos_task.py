@@ -16,8 +16,7 @@ import harness
 import runtime as rt
 from benchmarks.chaos_ledger import OPENED, Ledger
 from harness.launch.tasks import ATTEMPT_VARIABLE
-from models.mnist import data
-from models.mnist.model import MODELS
+from models.mnist import data, model
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "Comma-separated host:port of the parameter servers.")
@@ -55,7 +54,6 @@ def work(server: rt.Server, mnist: data.Mnist) -> None:
     workers = server.cluster.num_tasks("worker")
     batches = data.Batches(mnist.train, BATCH_SIZE, seed, FLAGS.task_index, workers)
     is_chief = FLAGS.task_index == 0
-    model = MODELS["mlp"]
     here = f"/job:worker/task:{FLAGS.task_index}"
     with rt.device(rt.replica_device_setter(cluster=server.cluster, worker_device=here)):
         global_step = harness.get_or_create_global_step()

@@ -8,12 +8,10 @@ from runtime import collector as _collector
 # isort: split
 from runtime import lowlevel
 from runtime.cluster.jobset import JobSetClusterResolver
-from runtime.cluster.kubernetes import KubernetesClusterResolver
 from runtime.cluster.resolvers import (
     ClusterResolver,
     SimpleClusterResolver,
     TFConfigClusterResolver,
-    UnionClusterResolver,
 )
 from runtime.cluster.slurm import SlurmClusterResolver
 from runtime.cluster.spec import ClusterSpec, TaskId
@@ -113,7 +111,6 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "JobSetClusterResolver",
-    "KubernetesClusterResolver",
     "Limits",
     "NotFoundError",
     "OpError",
@@ -142,7 +139,6 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
-    "UnionClusterResolver",
     "UnknownError",
     "Variable",
     "as_tensor",

@@ -52,6 +52,10 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "--ps_programs": f"{_LISTS}; leave the flag out",
     "BELLWETHER_PS_PROGRAMS": f"{_LISTS}; unset the variable",
     "Server(programs=)": f"{_LISTS}; leave the argument out",
+    "--model": "since 0.2 the example has one model, the mlp; leave the flag out",
+    "--clip_norm": "since 0.2 use Optimizer(before_push=optax.clip_by_global_norm(1.0)) in a program",
+    "--best_by": "since 0.2 the evaluator of the example keeps the checkpoint of the best accuracy; leave the flag out",
+    "--ps_backups_sync": "since 0.2 use --ps_backups_lag=0",
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
 } | {

@@ -79,7 +79,7 @@ def test_what_an_index_shows_has_addresses_and_no_links_to_files(archives: pathl
         metadata = email.message_from_bytes(wheel.read(name))
     version = metadata["Version"]
     assert {entry.partition(", ")[0] for entry in metadata.get_all("Project-URL", [])} >= {"Homepage", "Changelog"}
-    extras = {"kubernetes", "notebooks", "ray", "tensorboard"}
+    extras = {"notebooks", "ray", "tensorboard"}
     assert extras <= set(metadata.get_all("Provides-Extra", []))
     text = metadata.get_payload()
     links = re.findall(r"\]\(([^)\s]+)\)", text)

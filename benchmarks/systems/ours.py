@@ -13,7 +13,7 @@ import optax
 import harness
 import runtime as rt
 from benchmarks.systems.protocol import CLASSES, INPUTS, initial, measure
-from models.mnist.model import MODELS
+from models.mnist import model
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def build(cluster: dict[str, list[str]], index: int, hidden: int) -> Training:
         params = rt.variables(initial(hidden), name="mlp")
         x = rt.placeholder(np.float32, [None, INPUTS], name="x")
         y = rt.placeholder(np.int32, [None], name="y")
-        loss = rt.call(MODELS["mlp"].loss_fn, params, x, y, name="loss")
+        loss = rt.call(model.loss_fn, params, x, y, name="loss")
         train_op = harness.Optimizer(optax.sgd(0.1)).minimize(loss, global_step=global_step)
         initialise = rt.global_variables_initializer()
         waiting = rt.report_uninitialized_variables()

@@ -7,13 +7,12 @@ import numpy as np
 import optax
 
 from benchmarks.systems.protocol import initial, measure
-from models.mnist.model import MODELS
+from models.mnist import model
 
 
 def main(hidden: int) -> None:
     """Measures one process."""
     tx = optax.sgd(0.1)
-    model = MODELS["mlp"]
 
     def train(params, state, step, images, labels):
         loss, gradients = jax.value_and_grad(model.loss_fn)(params, images, labels)

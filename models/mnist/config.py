@@ -15,7 +15,6 @@ from absl import flags
 
 import runtime as rt
 from harness import exit_codes, monitoring
-from models.mnist.model import MODELS
 
 ENGINES: Mapping[str, Callable[[], rt.TFConfigClusterResolver | rt.JobSetClusterResolver]] = {
     "tf_config": rt.TFConfigClusterResolver,
@@ -128,7 +127,6 @@ class Config:
     data_dir: str | None = _text(
         None, "Directory with the four MNIST files. Default: $MNIST_DIR, else a download cache."
     )
-    model: str = _choice("mlp", sorted(MODELS), "mlp: 784-hidden-10 with sigmoid. cnn: two convolutions, two layers.")
     hidden_units: int = _count(100, "Width of the hidden layer, in units.", low=1)
     epochs: float = _number(
         20.0,
@@ -143,9 +141,6 @@ class Config:
     )
     decay: str | None = _choice(
         None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none."
-    )
-    clip_norm: float | None = _number(
-        None, "Clip each worker's gradients to this global norm before the push. Default: no clipping."
     )
     prefetch: int = _count(
         0, "1 overlaps push and pull with computing: faster, gradients are one step older.", low=0, high=1
@@ -162,7 +157,6 @@ class Config:
         "shared: every ps writes its part into --logdir, which all see. stream: the ps send it to the chief, which "
         "writes.",
     )
-    best_by: str = _choice("accuracy", ["accuracy", "cost"], "Metric by which an evaluator keeps the best checkpoint.")
     patience: int | None = _count(
         None, "Evaluations without a better one after which an evaluator ends training. Default: it never does.", low=1
     )
@@ -225,11 +219,8 @@ class Config:
     ps_backups_lag: int = _count(
         100,
         "With --ps_backups: how many of its last steps a ps that dies may lose; it waits for its mirror before it is "
-        "more.",
+        "more. 0 loses no step: each one waits for the mirror.",
         low=0,
-    )
-    ps_backups_sync: bool = _switch(
-        False, "With --ps_backups: lose no step. Each one waits for the mirror, as --ps_backups_lag=0."
     )
 
     @classmethod
@@ -397,9 +388,6 @@ for _field in fields(Config):
         _field.metadata["define"](_field.name, *_field.metadata["rest"])
 flags.register_validator(
     "epochs", math.isfinite, "give a number; 1e9 is more than anybody waits for, where a run is to be stopped by hand"
-)
-flags.register_validator(
-    "clip_norm", lambda norm: norm is None or norm > 0, "give a norm above 0, or leave it out for no clipping"
 )
 flags.register_validator("learning_rate", lambda rate: rate is None or math.isfinite(rate), "give a number")
 flags.adopt_module_key_flags(monitoring)  # --help lists them too

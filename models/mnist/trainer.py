@@ -34,11 +34,9 @@ from numpy.typing import NDArray
 import harness
 from harness import exit_codes, monitoring
 from models.mnist import config as config_flags
-from models.mnist import data
+from models.mnist import data, model
 from models.mnist.config import PS, Config
 from models.mnist.files import DataError
-from models.mnist.model import MODELS
-from models.mnist.pictures import Pictures
 
 flags.adopt_module_key_flags(config_flags)  # --help lists them
 
@@ -102,8 +100,7 @@ def follow(config: Config) -> None:
             evaluate,
             config.logdir,
             master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
-            best_by=config.best_by,
-            best_mode="max" if config.best_by == "accuracy" else "min",
+            best_by="accuracy",
             patience=config.patience,
         ).run()
     except rt.OpError as error:
@@ -118,7 +115,7 @@ def make_server(config: Config) -> rt.Server:
         config.job_name,
         config.task_index,
         ps_backups=config.ps_backups if config.job_name == "ps" else 0,
-        ps_backups_lag=0 if config.ps_backups_sync else config.ps_backups_lag,
+        ps_backups_lag=config.ps_backups_lag,
         checkpoint_root=config.checkpoint_root,
         security=config.given_security,
         limits=config.limits,
@@ -231,24 +228,24 @@ class Graph:
     train_op: rt.Operation
     global_step: rt.Variable
     summaries: rt.Tensor
-    pictures: Pictures
+    tested: rt.Tensor
+    """Placeholder of the accuracy on the test set, which ``test_summary`` shows."""
+    test_summary: rt.Tensor
     shards: harness.DataShards | None
 
 
 def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: int) -> Graph:
     """Builds the graph, the same on every worker: variables on the ps, computation on this worker."""
-    model = MODELS[config.model]
     with where(cluster, config):
         global_step = harness.get_or_create_global_step()
-        params = rt.variables(model.init(config.seed, config.hidden_units), name=config.model)
+        params = rt.variables(model.init(config.seed, config.hidden_units), name="mlp")
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
         labels = rt.placeholder(jnp.int32, [None], name="labels")
         pulled = harness.on_wire(params) if config.bfloat16_wire else params
         loss = rt.call(harness.accumulated(model.loss_fn, config.accumulate), pulled, images, labels, name="loss")
         accuracy = rt.call(model.accuracy, params, images, labels, name="accuracy")
         predictions = rt.call(model.predictions, params, images, name="predictions")
-        clip = None if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-        rule = harness.Optimizer(update_rule(config, steps), before_push=clip)
+        rule = harness.Optimizer(update_rule(config, steps))
         shards = deal(config, examples) if config.elastic else None
         optimizer = together(rule if shards is None else shards.counted(rule), config)
         train_op = optimizer.minimize(loss, global_step=global_step)
@@ -257,8 +254,11 @@ def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: 
         summaries = harness.summary.merge_all()
         # Two summaries were made above.
         assert summaries is not None
-        pictures = Pictures.build(params.get("w1") if config.model == "mlp" else None)
-    return Graph(images, labels, loss, accuracy, predictions, train_op, global_step, summaries, pictures, shards)
+        tested = rt.placeholder(jnp.float32, [], name="tested")
+        test_summary = harness.summary.scalar("test_accuracy", tested, collections=())
+    return Graph(
+        images, labels, loss, accuracy, predictions, train_op, global_step, summaries, tested, test_summary, shards
+    )
 
 
 def deal(config: Config, examples: int) -> harness.DataShards:
@@ -405,20 +405,22 @@ class Tests:
             self._next_test = step + self._test_steps
 
     def test(self, step: int) -> float:
-        """Tests the model, writes the pictures for TensorBoard, and returns the accuracy, 0 to 1."""
-        images, shown = self._graph.images, self._graph.predictions
-        # The whole test set at once would need hundreds of MB for the activations of the cnn.
+        """Tests the model, writes the accuracy for TensorBoard, and returns the accuracy, 0 to 1."""
+        graph = self._graph
         chunks = self._split.chunks(1000)
-        predicted = np.concatenate([self._session.run(shown, {images: chunk}) for chunk, _ in chunks])
+        right = sum(
+            (self._session.run(graph.predictions, {graph.images: images}) == labels).sum() for images, labels in chunks
+        )
+        accuracy = float(right / len(self._split))
         if self._writer is not None:
-            pictures = self._graph.pictures.evaluate(self._session, self._split.images, self._split.labels, predicted)
-            self._supervisor.summary_computed(self._session, pictures, step)
-        return float((predicted == self._split.labels).mean())
+            shown = self._session.run(graph.test_summary, {graph.tested: accuracy})
+            self._supervisor.summary_computed(self._session, shown, step)
+        return accuracy
 
 
 def hyperparameters(config: Config) -> dict[str, bool | float | int | str]:
     """Returns the settings that distinguish runs in TensorBoard's table of runs."""
-    names = ("model", "hidden_units", "optimizer", "rate", "batch_size", "workers", "epochs", "seed")
+    names = ("hidden_units", "optimizer", "rate", "batch_size", "workers", "epochs", "seed")
     return {{"rate": "learning_rate"}.get(name, name): getattr(config, name) for name in names}
 
 

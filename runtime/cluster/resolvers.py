@@ -2,13 +2,12 @@
 
 A resolver answers three questions: the cluster (`cluster_spec()`), the task of this process (`task_type` and
 `task_id`, None if unknown) and the server for a session (`master()`). The resolvers of engines are in
-`runtime.cluster.slurm`, `runtime.cluster.kubernetes` and `runtime.cluster.jobset`.
+`runtime.cluster.slurm` and `runtime.cluster.jobset`.
 """
 
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, TaskId
@@ -269,65 +268,3 @@ def _tf_config_task() -> dict[str, Any]:
     if not isinstance(task, dict):
         raise InvalidArgumentError(f'TF_CONFIG: "task" must be an object, got {task!r}')
     return task
-
-
-class UnionClusterResolver(ClusterResolver):
-    """Several clusters as one, for example static parameter servers and workers of Kubernetes.
-
-    A job that several resolvers have is concatenated in their order where all have it as a list (indices 0, 1, 2...);
-    where one has it with explicit indices, all keep theirs. Own task and master are those of the first resolver.
-
-    Args:
-        *resolvers: one or more resolvers.
-        rpc_layer: prefix of the addresses of `master()`; by default that of the first resolver.
-
-    Raises:
-        ValueError: There is no resolver.
-        TypeError: An argument is not a `ClusterResolver`.
-    """
-
-    def __init__(self, *resolvers: ClusterResolver, rpc_layer: str | None = None) -> None:
-        """Makes the resolver; see the class."""
-        if not resolvers:
-            raise ValueError("at least one cluster resolver is needed for a union")
-        for resolver in resolvers:
-            if not isinstance(resolver, ClusterResolver):
-                raise TypeError(f"every member of a union must be a ClusterResolver, not {type(resolver).__name__}")
-        first = resolvers[0]
-        super().__init__(
-            task_type=first.task_type,
-            task_id=first.task_id,
-            rpc_layer=first.rpc_layer if rpc_layer is None else rpc_layer,
-        )
-        self._resolvers = resolvers
-
-    def cluster_spec(self) -> ClusterSpec:
-        """Returns the union of the present clusters.
-
-        Raises:
-            KeyError: Two resolvers have the same task of a job with explicit indices.
-        """
-        parts: dict[str, list[list[str] | dict[int, str]]] = {}
-        for resolver in self._resolvers:
-            for job, tasks in resolver.cluster_spec().as_dict().items():
-                parts.setdefault(job, []).extend([tasks] if tasks else [])
-        return ClusterSpec({job: _joined(job, tasks) for job, tasks in parts.items()})
-
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the target of the named task, else the master of the first resolver."""
-        if task_type is None or task_id is None:
-            return self._resolvers[0].master(rpc_layer=rpc_layer or self.rpc_layer)
-        return super().master(task_type, task_id, rpc_layer)
-
-
-def _joined(job: str, parts: Sequence[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
-    lists = [part for part in parts if isinstance(part, list)]
-    if len(lists) == len(parts):
-        return [address for part in lists for address in part]
-    joined: dict[int, str] = {}
-    for part in parts:
-        for index, address in enumerate(part) if isinstance(part, list) else part.items():
-            if index in joined:
-                raise KeyError(f"task {index} of job {job} is in two resolvers: {joined[index]} and {address}")
-            joined[index] = address
-    return joined

@@ -2,17 +2,13 @@
 
 import json
 import os
-import pathlib
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cluster.kubernetes import KubernetesClusterResolver
-from runtime.cluster.resolvers import SimpleClusterResolver, TFConfigClusterResolver, UnionClusterResolver
+from runtime.cluster.resolvers import SimpleClusterResolver, TFConfigClusterResolver
 from runtime.cluster.slurm import SlurmClusterResolver, expand_hostlist, expand_tasks_per_node, visible_gpus
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import InvalidArgumentError
@@ -85,139 +81,6 @@ def test_tf_config_errors(monkeypatch: pytest.MonkeyPatch, config: str, error: t
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(error, match=text):
         TFConfigClusterResolver().master()
-
-
-def simple(jobs: Any, **kwargs: Any) -> SimpleClusterResolver:
-    return SimpleClusterResolver(ClusterSpec(jobs), **kwargs)
-
-
-def test_union() -> None:
-    union = UnionClusterResolver(
-        simple({"worker": ["w0:1"], "ps": {2: "p2:1"}}, master="m:1", task_type="worker", task_id=0, rpc_layer="grpc"),
-        simple({"worker": ["w1:1", "w2:1"], "ps": ["p0:1"]}, master="n:1", task_type="ps", task_id=9),
-        simple({"worker": {}, "chief": []}),
-    )
-    assert union.cluster_spec().as_dict() == {
-        "worker": ["w0:1", "w1:1", "w2:1"],
-        "ps": {0: "p0:1", 2: "p2:1"},
-        "chief": {},
-    }
-    assert (union.task_type, union.task_id, union.rpc_layer) == ("worker", 0, "grpc")
-    assert union.master() == "grpc://m:1"
-    assert union.master("ps", 2) == "grpc://p2:1"
-
-
-def test_union_errors() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        UnionClusterResolver()
-    wrong: Any = ClusterSpec(CLUSTER)
-    with pytest.raises(TypeError, match="ClusterSpec"):
-        UnionClusterResolver(wrong)
-    with pytest.raises(KeyError, match="task 0 of job ps is in two resolvers: a:1 and b:1"):
-        UnionClusterResolver(simple({"ps": {0: "a:1", 5: "c:1"}}), simple({"ps": ["b:1"]})).cluster_spec()
-
-
-@given(st.lists(st.lists(st.integers(0, 99).map("h:{}".format), max_size=3), min_size=1, max_size=4))
-def test_union_of_lists_is_their_concatenation(parts: list[list[str]]) -> None:
-    union = UnionClusterResolver(*[simple({"worker": part}) for part in parts])
-    assert union.cluster_spec() == ClusterSpec({"worker": [address for part in parts for address in part]})
-
-
-class Pods:
-    """Answers as the Kubernetes client does."""
-
-    def __init__(self, **selectors: list[SimpleNamespace]) -> None:
-        self.selectors = selectors
-        self.namespace: str | None = None
-
-    def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any:
-        self.namespace = "all of them"
-        return self._found(label_selector)
-
-    def _found(self, label_selector: str) -> Any:
-        return SimpleNamespace(items=self.selectors.get(label_selector, []))
-
-    def list_namespaced_pod(self, namespace: str, *, label_selector: str) -> Any:
-        self.namespace = namespace
-        return self._found(label_selector)
-
-
-def pod(name: str, ip: str, phase: str = "Running") -> SimpleNamespace:
-    status = SimpleNamespace(phase=phase, pod_ip=ip, host_ip=f"host-of-{ip}")
-    return SimpleNamespace(metadata=SimpleNamespace(name=name), status=status)
-
-
-def test_kubernetes() -> None:
-    pods = Pods(w=[pod("w-10", "10.0.0.3"), pod("w-2", "10.0.0.2"), pod("w-0", "10.0.0.1")], p=[pod("p", "fd00::1")])
-    jobs = {"worker": ["w"], "ps": ["p", "nobody"]}
-    resolver = KubernetesClusterResolver(jobs, override_client=pods, task_type="worker", task_id=2)
-    assert resolver.cluster_spec().as_dict() == {
-        "worker": ["10.0.0.1:8470", "10.0.0.2:8470", "10.0.0.3:8470"],
-        "ps": ["[fd00::1]:8470"],
-    }
-    assert resolver.master() == ""
-    assert resolver.master("worker", 1) == "grpc://10.0.0.2:8470"
-    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
-    other = KubernetesClusterResolver({"ps": ["w"]}, 99, override_client=pods, namespace="train", use_host_ip=True)
-    assert other.cluster_spec().task_address("ps", 0) == "host-of-10.0.0.1:99"
-    assert pods.namespace == "train"
-
-
-@pytest.mark.parametrize("written, wanted", [("train\n", "train"), ("", "default"), (None, "default")])
-def test_kubernetes_looks_in_the_namespace_of_its_own_pod(
-    written: str | None, wanted: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if written is not None:
-        (tmp_path / "namespace").write_text(written)
-    monkeypatch.setattr("runtime.cluster.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "namespace"))
-    pods = Pods(w=[pod("w-0", "10.0.0.1")])
-    for asked, looked_in in ((None, wanted), ("other", "other"), ("*", "all of them")):
-        KubernetesClusterResolver({"worker": ["w"]}, override_client=pods, namespace=asked).cluster_spec()
-        assert pods.namespace == looked_in
-
-
-KUBERNETES = """
-from types import SimpleNamespace
-class _Config:
-    class ConfigException(Exception): pass
-    def load_incluster_config(self): raise self.ConfigException("not in a pod")
-    def load_kube_config(self): pass
-    def list_kube_config_contexts(self): return ([], CONTEXT)
-config = _Config()
-class _Api:
-    def list_namespaced_pod(self, namespace, *, label_selector):
-        status = SimpleNamespace(phase="Running", pod_ip="10.0.0.1", host_ip="")
-        pod = SimpleNamespace(metadata=SimpleNamespace(name="w"), status=status)
-        return SimpleNamespace(items=[pod] if namespace == "mine" else [])
-client = SimpleNamespace(CoreV1Api=_Api)
-"""
-
-
-@pytest.mark.parametrize("context, found", [({"context": {"namespace": "mine"}}, 1), ({"context": {}}, 0), (None, 0)])
-def test_kubernetes_looks_in_the_namespace_of_the_kubeconfig_outside_a_pod(
-    context: object, found: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "kubernetes.py").write_text(KUBERNETES.replace("CONTEXT", repr(context)))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "kubernetes", raising=False)
-    monkeypatch.setattr("runtime.cluster.kubernetes.SERVICE_ACCOUNT_NAMESPACE", str(tmp_path / "none"))
-    try:
-        spec = KubernetesClusterResolver({"worker": ["w"]}).cluster_spec()
-        assert len(spec.as_dict().get("worker", [])) == found
-    finally:
-        sys.modules.pop("kubernetes", None)
-
-
-def test_kubernetes_default_label_and_pending_pods() -> None:
-    pods = Pods(**{"job-name=tensorflow": [pod("a", "1.2.3.4"), pod("b", "", phase="Pending")]})
-    with pytest.raises(RuntimeError, match="pod 'b' .* is not running but 'Pending'"):
-        KubernetesClusterResolver(override_client=pods).cluster_spec()
-
-
-def test_kubernetes_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes", None)  # as if it were not installed
-    with pytest.raises(ImportError, match="pip install kubernetes"):
-        KubernetesClusterResolver()
 
 
 @pytest.fixture

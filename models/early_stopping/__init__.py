@@ -1,1 +1,0 @@
-"""Training that an evaluator ends when the model gets no better."""

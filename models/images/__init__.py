@@ -1,1 +1,0 @@
-"""Digits by a convolutional network with BatchNorm in Flax, trained in step."""
