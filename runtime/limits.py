@@ -103,10 +103,13 @@ class Limits:
         0.25,
         "a quarter of the memory",
         _MEMORY,
-        "Bytes that a task keeps for one session: tensors and elements; as many again of stages.",
+        "Bytes that a task keeps for one session: stages, and up to seven eighths of values (not of variables).",
     )
     task_bytes: int = _share(
-        0.5, "half of the memory", _MEMORY, "Bytes that a task keeps for all sessions; as many again of stages."
+        0.9,
+        "nine tenths of the memory",
+        _MEMORY,
+        "Bytes that a task keeps for all sessions: stages, and up to seven eighths of values and variables.",
     )
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."

@@ -10,6 +10,8 @@ import numpy as np
 
 from runtime.errors import CancelledError, InvalidArgumentError
 from runtime.state.cancellation import Cancellation
+from runtime.state.interrupts import uninterrupted
+from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.store import Resource
 from runtime.tensor_spec import Array, DType, shape_fits
 
@@ -41,9 +43,16 @@ class AccumulatorResource(Resource):
         dtype: dtype of the gradients.
         shape: shape of the gradients. None, whole or for a dimension, accepts any that is equal for all.
         reduction: "mean" or "sum".
+        ledger: The ledger that counts the bytes of gradients that wait.
     """
 
-    def __init__(self, dtype: DType, shape: tuple[int | None, ...] | None, reduction: str = MEAN) -> None:
+    def __init__(
+        self,
+        dtype: DType,
+        shape: tuple[int | None, ...] | None,
+        reduction: str = MEAN,
+        ledger: Ledger | None = None,
+    ) -> None:
         if reduction not in (MEAN, SUM):
             raise InvalidArgumentError(f"reduction {reduction!r} is neither 'mean' nor 'sum'")
         self._dtype = dtype
@@ -51,7 +60,9 @@ class AccumulatorResource(Resource):
         self._reduction = reduction
         self._changed = threading.Condition()
         self._step = 0
-        self._waiting: dict[Hashable, Array] = {}
+        self._ledger = ledger or Ledger()
+        # The gradient of each worker, and the session that it is counted for.
+        self._waiting: dict[Hashable, tuple[Array, int]] = {}
         self.counts = AccumulatorCounts()
         """The fate of all gradients so far."""
         self._closed = False
@@ -72,13 +83,15 @@ class AccumulatorResource(Resource):
         with self._changed:
             self._step = step
 
-    def apply_grad(self, gradient: Array, local_step: int, worker: Hashable) -> bool:
+    @uninterrupted
+    def apply_grad(self, gradient: Array, local_step: int, worker: Hashable, client: int = NOBODY) -> bool:
         """Offers a gradient, which is copied.
 
         Args:
             gradient: an array of the accumulator's dtype and shape.
             local_step: the step at which it was computed.
             worker: the worker that computed the gradient.
+            client: the session for which the bytes are counted.
 
         Returns:
             True if the gradient was accepted.
@@ -86,6 +99,7 @@ class AccumulatorResource(Resource):
         Raises:
             InvalidArgumentError: The gradient has another dtype or shape.
             CancelledError: The accumulator was closed.
+            ResourceExhaustedError: Too many bytes are kept for the session, or for all.
         """
         self._check(gradient)
         with self._changed:
@@ -96,10 +110,11 @@ class AccumulatorResource(Resource):
             if worker in self._waiting:
                 self.counts.repeated += 1
                 return False
-            first = next(iter(self._waiting.values()), gradient)
+            first, _ = next(iter(self._waiting.values()), (gradient, client))
             if first.shape != gradient.shape:
                 raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
-            self._waiting[worker] = np.array(gradient)
+            self._ledger.reserve(client, gradient.nbytes)
+            self._waiting[worker] = np.array(gradient), client
             self.counts.accepted += 1
             self._changed.notify_all()
             return True
@@ -124,14 +139,23 @@ class AccumulatorResource(Resource):
                 acts=True,
             )
             self._check_open()
-            taken, self._waiting = self._waiting, {}
+            taken = self._emptied()
             self._step += 1
         return reduce_in_order([taken[worker] for worker in sorted(taken, key=str)], self._reduction)
+
+    @uninterrupted
+    def _emptied(self) -> dict[Hashable, Array]:
+        """Takes all gradients and releases their bytes."""
+        taken, self._waiting = self._waiting, {}
+        for gradient, client in taken.values():
+            self._ledger.release(client, gradient.nbytes)
+        return {worker: gradient for worker, (gradient, _) in taken.items()}
 
     def clear(self) -> None:
         """Ends all waits with CancelledError."""
         with self._changed:
             self._closed = True
+            self._emptied()
             self._changed.notify_all()
 
     def _check_open(self) -> None:

@@ -134,7 +134,7 @@ def _accumulator(context: Context, attrs: Attrs) -> AccumulatorResource:
 
     def make() -> AccumulatorResource:
         shape = None if d["shape"] is None else tuple(d["shape"])
-        return AccumulatorResource(canonical_dtype(d["dtype"]), shape, d["reduction"])
+        return AccumulatorResource(canonical_dtype(d["dtype"]), shape, d["reduction"], context.store.ledger)
 
     return named(context, attrs, AccumulatorResource, make)
 
@@ -149,7 +149,7 @@ def _open_accumulator(context: Context, attrs: Attrs, inputs: Sequence[Array]) -
 def _apply_grad(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
     gradient, local_step, worker = inputs
     who = int(worker) if int(worker) >= 0 else ("session", context.client)
-    return [np.asarray(_accumulator(context, attrs).apply_grad(gradient, int(local_step), who))]
+    return [np.asarray(_accumulator(context, attrs).apply_grad(gradient, int(local_step), who, context.client))]
 
 
 @kernel("accumulator/take_grad")

@@ -1,17 +1,20 @@
 """The ledger of a task: the bytes that the task keeps for each session.
 
-The rendezvous and the queues share a ledger; the registry has another, so that elements refuse no stage that would
-take them. What is taken or dropped is released.
+The store, the rendezvous, the queues, the accumulators and the registry share it. An eighth of each limit is for stages
+alone, so that a full queue refuses no stage that would empty it. What is taken or dropped is released.
 """
 
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from runtime.limits import Limits
 
 NOBODY = 0
-"""The owner of the remains of ended sessions: elements of queues, stages for the next session."""
+"""The owner of variables, and of the remains of ended sessions: elements of queues, stages for the next session."""
+VALUES_SHARE: Final = 7 / 8
+"""The part of each limit that values may fill; the rest is for stages."""
 
 
 class Ledger:
@@ -35,34 +38,41 @@ class Ledger:
         """Returns the bytes that are kept for a session."""
         return self._bytes.get(session, 0)
 
-    def check(self, session: int, more: int = 0) -> None:
+    def check(self, session: int, more: int = 0, *, stages: bool = False) -> None:
         """Checks that so many bytes more may be kept for a session.
+
+        Args:
+            session: The session.
+            more: The bytes.
+            stages: True for stages, which may fill the limits; values leave an eighth of them to stages.
 
         Raises:
             ResourceExhaustedError: More than a limit would be kept, for the session or for all.
         """
         if session in self.own:
             return
-        its, limits = self.of(session) + more, self._limits
-        if session != NOBODY and its > limits.client_bytes:
-            raise limits.exceeded("client_bytes", f"{its} bytes are kept here for this session", self._task)
-        if (total := self._total + more) > limits.task_bytes:
-            raise limits.exceeded("task_bytes", f"{total} bytes are kept here for all sessions", self._task)
+        share, limits = 1.0 if stages else VALUES_SHARE, self._limits
+        of_session, of_all = self.of(session) + more, self._total + more
+        if session != NOBODY and of_session > share * limits.client_bytes:
+            raise limits.exceeded("client_bytes", f"{of_session} bytes are kept here for this session", self._task)
+        if of_all > share * limits.task_bytes:
+            raise limits.exceeded("task_bytes", f"{of_all} bytes are kept here for all sessions", self._task)
 
-    def reserve(self, session: int, count: int, *, checked: bool = True) -> None:
+    def reserve(self, session: int, count: int, *, checked: bool = True, stages: bool = False) -> None:
         """Counts bytes that are kept for a session from now on.
 
         Args:
             session: The session.
             count: The bytes.
             checked: False counts them whatever the limits are.
+            stages: As of ``check``.
 
         Raises:
             ResourceExhaustedError: As ``check``; nothing is counted.
         """
         with self._lock:
             if checked:
-                self.check(session, count)
+                self.check(session, count, stages=stages)
             self._total += count
             self._bytes[session] = self._bytes.get(session, 0) + count
 

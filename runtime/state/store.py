@@ -19,9 +19,10 @@ from runtime.errors import (
     UninitializedError,
     one_line,
 )
+from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
-from runtime.state.ledger import Ledger
+from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.run_record import RunRecord
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -42,9 +43,10 @@ class Slot:
         lost: the reason of the loss if a failed program has taken the value along; else empty.
         readers: references to the value that are not pinned yet. With such references an update must not donate the
             array.
+        counted: bytes that the ledger has for the value.
     """
 
-    __slots__ = ("key", "lock", "value", "spec", "lost", "readers")
+    __slots__ = ("key", "lock", "value", "spec", "lost", "readers", "counted")
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -53,6 +55,7 @@ class Slot:
         self.spec: TensorSpec | None = None
         self.lost = ""
         self.readers = 0
+        self.counted = 0
 
     def checked(self, spec: TensorSpec, task: str) -> AnyArray:
         """Returns the value for a program that expects ``spec``.
@@ -161,22 +164,45 @@ class Store:
 
     ``lock`` guards the fields of the slots and the rest of the store: held for moments, never during computation or
     I/O. A stage is atomic because it claims its variables.
+
+    Args:
+        ledger: Where the bytes of variables, and of what resources keep, are counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         self._slots: dict[Key, Slot] = {}
         self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
         self._resources: dict[Key, Resource] = {}
-        self.ledger = Ledger()
-        """The bytes that the task keeps for each session; a worker sets that of its limits."""
+        self.ledger = ledger or Ledger()
 
     def slot(self, container: str, name: str) -> Slot:
         """Returns the slot of a variable, and makes an empty slot for a new variable."""
         with self.lock:
             return self._slots.setdefault((container, name), Slot((container, name)))
+
+    def count(self, slots: Iterable[tuple[Slot, int]], *, checked: bool = False) -> None:
+        """Counts the bytes of variables in the ledger, in place of what was counted for them before.
+
+        The variables must be claimed. They are nobody's: one session initialises a model, and all train it.
+
+        Args:
+            slots: The slots, and the bytes of the values that they have or will have.
+            checked: True refuses what is over the limit ``task_bytes``.
+
+        Raises:
+            ResourceExhaustedError: The values would be over the limit; nothing is counted.
+        """
+        wanted = dict(slots)
+        more = sum(wanted.values()) - sum(slot.counted for slot in wanted)
+        if more > 0:
+            self.ledger.reserve(NOBODY, more, checked=checked)
+        else:
+            self.ledger.release(NOBODY, -more)
+        for slot, count in wanted.items():
+            slot.counted = count
 
     def uninitialized(self, keys: Iterable[Key]) -> list[str]:
         """Returns the names of the variables without a value, in the order of ``keys``."""
@@ -301,6 +327,7 @@ class Store:
                 if isinstance(value, np.ndarray) and spec.is_string:
                     value.flags.writeable = False
                 slot.value, slot.spec, slot.lost = value, spec, ""
+            self.count((slot, nbytes([values[slot.key][0]])) for slot in slots)
             self.changed.notify_all()
             return {key: weakref.ref(value) for key, (value, _) in values.items()}
 
@@ -322,6 +349,7 @@ class Store:
             with self.lock:
                 for slot in gone:
                     slot.value, slot.spec, slot.lost = None, None, why
+            self.count((slot, 0) for slot in gone)
         return [slot.key[1] for slot in slots if slot.lost]
 
     def validate(self) -> None:
@@ -360,6 +388,7 @@ class Store:
         with Claim(slots), self.lock:
             for slot in slots:
                 slot.value, slot.spec, slot.lost = None, None, ""
+            self.count((slot, 0) for slot in slots)
             dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
             for key, _ in dropped:
                 del self._resources[key]

@@ -109,6 +109,9 @@ class PreparedStage:
         self._specs = [_same_object(TensorSpec(v.shape, v.dtype)) for v in stage.variables]
         self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
         self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
+        # A variable that is read has a value, and keeps its size.
+        made = [i for i in stage.writes if i not in stage.reads and not self._specs[i].is_string]
+        self._made = [(self._slots[i], self._specs[i].nbytes) for i in made]
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._executable: Executable | None = None
         self.watched: WatchedProgram | None = None
@@ -210,6 +213,8 @@ class PreparedStage:
             raise self._fenced()
         if self._executable is None:
             return ()
+        if self._made:
+            self._store.count(self._made, checked=self.watched is not None)
         arguments = []
         for slot, spec, written in self._reads:
             value = slot.checked(spec, self._task)

@@ -6,9 +6,9 @@ A call that no session runs is kept for the next one of an equal graph, while th
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from runtime.errors import AbortedError, NotFoundError, PermissionDeniedError
@@ -73,6 +73,24 @@ class RegisteredCall:
         """True if the call changes variables by its inputs; counting a step is no push."""
 
 
+@dataclass
+class _Row:
+    """One handle: its call, or what an earlier process of the task left of the call, and the sessions with it."""
+
+    call: RegisteredCall | None = None
+    inherited: Inherited = None
+    holders: int = 0
+
+
+@dataclass
+class _Kept:
+    """One program of the calls: the session that its bytes count for, and the number of calls with it."""
+
+    program: Program
+    owner: int
+    calls: int = 0
+
+
 class Registry:
     """Stage calls by handle and by identity. Thread safe.
 
@@ -82,34 +100,31 @@ class Registry:
     Args:
         task: the task's name, for errors.
         limits: how many calls are kept for a session and without one, and for how many sessions.
+        ledger: The ledger that counts the bytes of stages and programs.
     """
 
-    def __init__(self, task: str, limits: Limits | None = None) -> None:
+    def __init__(self, task: str, limits: Limits, ledger: Ledger) -> None:
         self._task = task
-        self._limits = limits = limits or Limits()
-        self.ledger = Ledger(limits, task)
-        """The bytes of stages and programs, by session."""
+        self._limits = limits
+        self.ledger = ledger
         self._limit = limits.spare_stages
         self.connected: Callable[[int], bool] = lambda session: False
         """Tells whether a session has a connection now; a server sets it."""
         self._lock = threading.Lock()
         self._last_handle = 0
-        self._calls: dict[int, RegisteredCall] = {}
+        self._rows: dict[int, _Row] = {}  # by handle
         self._by_registration: dict[Registration, RegisteredCall] = {}
-        self._programs: weakref.WeakValueDictionary[ProgramIdentity, Program] = weakref.WeakValueDictionary()
-        self._blobs: dict[ProgramIdentity, tuple[int, int]] = {}  # for whom the bytes count, and how many calls
+        self._programs: dict[ProgramIdentity, _Kept] = {}
         self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
-        self._holders: dict[int, int] = {}  # by handle, how many sessions
-        self._spare: OrderedDict[int, None] = OrderedDict()  # the oldest first
-        self._released: OrderedDict[int, frozenset[int]] = OrderedDict()  # the same of sessions that may come back
-        self._inherited: dict[int, Inherited] = {}  # by handle, what ``revive`` makes a call of
+        self._spare: OrderedDict[int, None] = OrderedDict()  # handles that no session holds, the oldest first
+        self._released: OrderedDict[int, frozenset[int]] = OrderedDict()  # of sessions that may come back
         self._revive: Callable[[int, Inherited], RegisteredCall] | None = None
         self.changes = 0
         """Grows with every call that comes or goes, and every session that takes or drops one."""
 
     def __len__(self) -> int:
         """Returns the number of stage calls that are kept."""
-        return len(self._calls)
+        return sum(row.call is not None for row in self._rows.copy().values())
 
     @property
     def programs(self) -> int:
@@ -129,16 +144,17 @@ class Registry:
             AbortedError: The call was dropped, because its session was silent for too long.
             NotFoundError: No call ever had the handle.
         """
-        try:
-            return self._calls[handle]
-        except KeyError:
-            if self._revive is not None and (inherited := self._inherited.get(handle)) is not None:
-                return self._revive(handle, inherited)
-            if 0 < handle <= self._last_handle:
-                raise AbortedError(
-                    "the session was silent for so long that its stages were dropped; open a new one", task=self._task
-                ) from None
-            raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task) from None
+        row = self._rows.get(handle)
+        if row is not None:
+            if row.call is not None:
+                return row.call
+            if self._revive is not None:
+                return self._revive(handle, row.inherited)
+        if 0 < handle <= self._last_handle:
+            raise AbortedError(
+                "the session was silent for so long that its stages were dropped; open a new one", task=self._task
+            )
+        raise NotFoundError(f"no stage is registered under handle {handle}", task=self._task)
 
     def check_holder(self, handle: int, session: int) -> None:
         """Checks that a session has the call of a handle, or had it before the session was silent for too long.
@@ -157,7 +173,8 @@ class Registry:
         """
         with self._lock:
             held = {session: sorted(handles.elements()) for session, handles in self._held.items()}
-            return dict(self._calls), dict(self._inherited), held
+            calls = {handle: row.call for handle, row in self._rows.items() if row.call is not None}
+            return calls, {h: row.inherited for h, row in self._rows.items() if row.call is None}, held
 
     def inherit(
         self,
@@ -174,22 +191,20 @@ class Registry:
         """
         with self._lock:
             self._last_handle = max(calls, default=0)
-            self._inherited.update(calls)
+            self._rows = {handle: _Row(inherited=call) for handle, call in calls.items()}
             self._revive = revive
             for session, handles in sessions.items():
                 for handle in handles:
                     self._hold(handle, session)
-            for handle in calls:
-                if handle not in self._holders:
-                    self._spare[handle] = None
+            self._spare.update((handle, None) for handle, row in self._rows.items() if not row.holders)
 
     def program(self, program: Program) -> Program | None:
         """Returns the program of this identity that is kept, else ``program``; None if that has no blob."""
         with self._lock:
-            known = self._programs.get(program.identity)
-            if known is None and program.blob:
-                known = self._programs[program.identity] = program
-            return known
+            kept = self._programs.get(program.identity)
+        if kept is not None:
+            return kept.program
+        return program if program.blob else None
 
     def find(self, registration: Registration, session: int) -> RegisteredCall | None:
         """Returns the call of a registration, from now on kept for ``session`` too.
@@ -227,10 +242,10 @@ class Registry:
                 if not handle:
                     self._last_handle += 1
                 call.handle = handle or self._last_handle
-                known = self._by_registration[call.registration] = self._calls[call.handle] = call
+                known = self._by_registration[call.registration] = call
+                self._rows.setdefault(call.handle, _Row()).call = call
             if handle:  # it is held, or spare, already
-                self._inherited.pop(handle, None)
-                self._calls[handle] = known
+                self._rows.setdefault(handle, _Row()).call = known
                 return known
             self._hold(known.handle, session)
             return known
@@ -238,12 +253,13 @@ class Registry:
     def _reserve(self, call: RegisteredCall, owner: int, checked: bool) -> None:
         """Counts the bytes of a call, and of its program if no other call has it."""
         count, program = call.nbytes, call.call.stage.program
-        if program is None:
-            self.ledger.reserve(owner, count, checked=checked)
-        else:
-            of, calls = self._blobs.get(program.identity, (owner, 0))
-            self.ledger.reserve(owner, count if calls else count + len(program.blob), checked=checked)
-            self._blobs[program.identity] = of, calls + 1
+        kept = None if program is None else self._programs.get(program.identity, _Kept(program, owner))
+        if kept is not None and not kept.calls:
+            count += len(kept.program.blob)
+        self.ledger.reserve(owner, count, checked=checked, stages=True)
+        if kept is not None:
+            self._programs[kept.program.identity] = kept
+            kept.calls += 1
         call.owner = owner
 
     @uninterrupted
@@ -300,7 +316,7 @@ class Registry:
     def _hold(self, handle: int, session: int) -> None:
         self.changes += 1
         if session == NOBODY:
-            if handle not in self._holders:
+            if not self._rows[handle].holders:
                 self._spare[handle] = None
                 self._spare.move_to_end(handle)
                 self._trim()
@@ -309,7 +325,7 @@ class Registry:
         self._held.move_to_end(session)
         held[handle] += 1
         if held[handle] == 1:
-            self._holders[handle] = self._holders.get(handle, 0) + 1
+            self._rows[handle].holders += 1
             self._spare.pop(handle, None)
 
     def _release(self, session: int) -> None:
@@ -325,27 +341,30 @@ class Registry:
         self._trim()
 
     def _let_go(self, handle: int) -> None:
-        self._holders[handle] -= 1
-        if not self._holders[handle]:
-            del self._holders[handle]
+        row = self._rows[handle]
+        row.holders -= 1
+        if not row.holders:
             self._spare[handle] = None
 
     def _trim(self) -> None:
         while len(self._spare) > self._limit or self._spare_bytes() > self._limits.client_bytes:
             handle, _ = self._spare.popitem(last=False)
-            self._inherited.pop(handle, None)
-            call = self._calls.pop(handle, None)
+            call = self._rows.pop(handle).call
             if call is not None and call.handle == handle:
-                del self._by_registration[call.registration]
-                self.ledger.release(call.owner, call.nbytes)
-                if (program := call.call.stage.program) is not None:
-                    of, calls = self._blobs.pop(program.identity)
-                    if calls > 1:
-                        self._blobs[program.identity] = of, calls - 1
-                    else:
-                        self.ledger.release(of, len(program.blob))
+                self._drop(call)
+
+    def _drop(self, call: RegisteredCall) -> None:
+        """Forgets a call, and its program when no other call has it."""
+        del self._by_registration[call.registration]
+        self.ledger.release(call.owner, call.nbytes)
+        if (program := call.call.stage.program) is not None:
+            kept = self._programs[program.identity]
+            kept.calls -= 1
+            if not kept.calls:
+                del self._programs[program.identity]
+                self.ledger.release(kept.owner, len(kept.program.blob))
 
     def _spare_bytes(self) -> int:
-        spare = [self._calls[handle] for handle in self._spare if handle in self._calls]
+        spare = [call for handle in self._spare if (call := self._rows[handle].call) is not None]
         blobs = {p.identity: len(p.blob) for call in spare if (p := call.call.stage.program) is not None}
         return sum(call.nbytes for call in spare) + sum(blobs.values())

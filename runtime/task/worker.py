@@ -106,9 +106,9 @@ class Worker:
         self.limits = limits = limits or Limits()
         self.task = f"/job:{job}/task:{index}"
         self.devices = local_devices(job, index)
-        self.store = Store()
+        self.ledger = Ledger(limits, self.task)
+        self.store = Store(self.ledger)
         self.store.run.environment.limits = limits
-        self.ledger = self.store.ledger = Ledger(limits, self.task)
         self.rendezvous = Rendezvous(self.ledger)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
@@ -116,7 +116,7 @@ class Worker:
         self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
-        self.registry = Registry(self.task, limits)
+        self.registry = Registry(self.task, limits, self.ledger)
         self.checkpoint_participant = CheckpointParticipant(
             self.store, self.task, self.gate, by_name, limits, lambda session: self.registry.connected(session)
         )
@@ -248,7 +248,7 @@ class Worker:
         if not handle:
             self.registry.check_room(session)
             if foreign:
-                self.registry.ledger.check(session, len(described))
+                self.ledger.check(session, len(described), stages=True)
         check_call(call, self.task)
         prepared = self.executor.prepare(call.stage, generation)
         if foreign and program is not None:
@@ -402,7 +402,6 @@ class Worker:
         if goodbye and self.primary is not None:
             self.primary.forget(session)
         self.counters.forget(session)
-        self.ledger.end(session)
         # Last: an observer that finds no registrations of the session finds all else gone, too.
         self.registry.release(session)
 

@@ -560,7 +560,7 @@ def test_a_session_tells_who_answers_in_place_of_a_task(cluster: Cluster, tmp_pa
                 w = rt.Variable(np.zeros(3, np.float32), name="w")
             with pytest.raises(rt.PermissionDeniedError, match=f"^{PS}: .* it is that of .*worker/1"):
                 rt.Session(worker.target, graph, rt.SessionConfig(start_timeout_secs=60)).run(w.initializer)
-        assert not stand_in.worker.store.variables() and not stand_in.worker.registry._calls
+        assert not stand_in.worker.store.variables() and not stand_in.worker.registry._rows
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
@@ -665,7 +665,7 @@ def test_the_stages_of_a_session_are_not_run_by_others(cluster: Cluster) -> None
     """Handles are small numbers: with that of another's update, a stranger changed its variables."""
     with training(cluster) as (sess, w, step):
         step()
-        handles = list(cluster.servers[PS].worker.registry._calls)
+        handles = list(cluster.servers[PS].worker.registry._rows)
         assert handles
         for role in ("worker", "chief", ""):
             with cluster.lane(cluster.security(role), client=4711) as lane:

@@ -60,7 +60,7 @@ def test_a_refused_reservation_counts_nothing_and_threads_stay_below_the_limit()
     def reserve() -> None:
         for _ in range(50):
             try:
-                ledger.reserve(SESSION, 10)
+                ledger.reserve(SESSION, 10, stages=True)
             except rt.ResourceExhaustedError as error:
                 refusals.append(error)
 
@@ -85,7 +85,13 @@ def test_a_tensor_held_after_the_end_of_its_session_is_dropped() -> None:
 
     made.prepared.run = end_meanwhile  # type: ignore[method-assign]
     task.execute(made, SESSION, 1, [np.ones(3, np.float32)])
-    assert len(task.rendezvous) == 0 and task.ledger._total == 0
+    assert len(task.rendezvous) == 0 and task.ledger._total == made.nbytes + len(doubled_blob(made))
+
+
+def doubled_blob(made: RegisteredCall) -> bytes:
+    program = made.call.stage.program
+    assert program is not None
+    return program.blob
 
 
 def two_calls() -> list[StageCall]:
@@ -100,7 +106,7 @@ def test_a_program_of_two_calls_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert made[0] is not None and made[1] is not None and made[0] is not made[1]
     program = calls[0].stage.program
     assert program is not None
-    ledger = task.registry.ledger
+    ledger = task.ledger
     assert ledger.of(SESSION) == made[0].nbytes + made[1].nbytes + len(program.blob)
     monkeypatch.setattr(task.registry, "_limit", 0)
     task.registry.unregister(SESSION, [made[0].handle])
@@ -118,7 +124,7 @@ def test_the_bytes_of_a_program_are_checked() -> None:
     small = type(task)("ps", 0, task._fetch_from, limits)
     with pytest.raises(rt.ResourceExhaustedError, match="client_bytes"):
         small.register(call, session=SESSION, foreign=True)
-    assert len(small.registry) == 0 and small.registry.ledger._total == 0
+    assert len(small.registry) == 0 and small.ledger._total == 0
 
 
 def test_revived_stages_are_counted_before_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +138,7 @@ def test_revived_stages_are_counted_before_they_are_released(monkeypatch: pytest
     task.registry.inherit({1: calls[0], 2: calls[1]}, {SESSION: [1, 2]}, revive)
     for handle in (1, 2):
         task.registered(handle)
-    ledger = task.registry.ledger
+    ledger = task.ledger
     assert ledger.of(NOBODY) > 0
     monkeypatch.setattr(task.registry, "_limit", 0)
     task.gone(SESSION)
