@@ -83,7 +83,9 @@ class Limits:
     payload_bytes: int = _limit(
         4 << 30, _CALLS, "Bytes of one call whose tensors describe themselves (strings, elements of queues)."
     )
-    request_bytes: int = _limit(64 << 20, _CALLS, "Bytes of one message of gRPC; none is compressed.", _MAX_MESSAGE)
+    request_bytes: int = _limit(
+        64 << 20, _CALLS, "Bytes of one message of gRPC, a request or an answer; none is compressed.", _MAX_MESSAGE
+    )
     registrations: int = _limit(
         32, _CALLS, "Stages registered at once, which may have to be compiled. One more waits its turn."
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,21 +15,6 @@ from runtime.state.store import Resource
 from runtime.tensor_spec import Array, DType, shape_fits
 
 MEAN, SUM = "mean", "sum"
-
-
-@dataclass
-class AccumulatorCounts:
-    """The fate of the gradients that were offered.
-
-    Attributes:
-        accepted: counted in an aggregate, or waiting to be.
-        stale: dropped: computed at an older step than the accumulator's.
-        repeated: dropped: the worker has one in this aggregate already.
-    """
-
-    accepted: int = 0
-    stale: int = 0
-    repeated: int = 0
 
 
 class AccumulatorResource(Resource):
@@ -63,8 +47,7 @@ class AccumulatorResource(Resource):
         self._ledger = ledger or Ledger()
         # The gradient of each worker, and the session that it is counted for.
         self._waiting: dict[Hashable, tuple[Array, int]] = {}
-        self.counts = AccumulatorCounts()
-        """The fate of all gradients so far."""
+        self._dropped = 0
         self._closed = False
 
     @property
@@ -75,8 +58,8 @@ class AccumulatorResource(Resource):
 
     @property
     def dropped_gradients(self) -> int:
-        """Gradients that were dropped as stale or repeated."""
-        return self.counts.stale + self.counts.repeated
+        """Gradients that were dropped: computed at an older step, or a worker's second one in an aggregate."""
+        return self._dropped
 
     def set_global_step(self, step: int) -> None:
         """Makes ``step`` the present step: later gradients of older steps are dropped."""
@@ -104,18 +87,14 @@ class AccumulatorResource(Resource):
         self._check(gradient)
         with self._changed:
             self._check_open()
-            if local_step < self._step:
-                self.counts.stale += 1
-                return False
-            if worker in self._waiting:
-                self.counts.repeated += 1
+            if local_step < self._step or worker in self._waiting:
+                self._dropped += 1
                 return False
             first, _ = next(iter(self._waiting.values()), (gradient, client))
             if first.shape != gradient.shape:
                 raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
             self._ledger.reserve(client, gradient.nbytes)
             self._waiting[worker] = np.array(gradient), client
-            self.counts.accepted += 1
             self._changed.notify_all()
             return True
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,103 +40,47 @@ _ELEMENT_BYTES = 256
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
 
-class Ordering(Protocol):
-    """The elements of a queue, and the choice of the next element."""
-
-    def __len__(self) -> int:
-        """Returns the number of elements."""
-
-    def put(self, element: Kept) -> None:
-        """Adds an element."""
-
-    def take(self) -> Kept:
-        """Removes the next element; there is at least one element."""
-
-
-class FifoOrdering:
-    """First in, first out."""
-
-    def __init__(self) -> None:
-        self._elements: deque[Kept] = deque()
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def put(self, element: Kept) -> None:
-        """Adds an element at the end."""
-        self._elements.append(element)
-
-    def take(self) -> Kept:
-        """Removes the first element."""
-        return self._elements.popleft()
-
-
-class ShuffledOrdering:
-    """A random element goes next.
-
-    Args:
-        seed: fixes the sequence of choices; None draws one.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        self._elements: list[Kept] = []
-        self._random = random.Random(seed)
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def put(self, element: Kept) -> None:
-        """Adds an element."""
-        self._elements.append(element)
-
-    def take(self) -> Kept:
-        """Removes a random element."""
-        i = self._random.randrange(len(self._elements))
-        self._elements[i], self._elements[-1] = self._elements[-1], self._elements[i]
-        return self._elements.pop()
-
-
 class QueueResource(Resource):
     """A bounded queue. Thread safe; elements are tuples of arrays, one for each component.
 
     Waiting dequeues are served in the order of arrival, so small dequeues do not starve a large one.
 
     Args:
+        kind: "fifo"; "padding", which fills smaller elements of a batch with zeros to the largest size, where a size
+            is None; or "shuffle", from which a random element goes next.
         name: name for errors.
-        capacity: most elements in the queue; an enqueue waits while the queue is full.
+        capacity: most elements in the queue; an enqueue waits while the queue is full. 0 or less for no limit.
         dtypes: dtype of each component.
         shapes: shape of each component, None for any shape.
-        ordering: the elements, and the choice of the next element.
-        min_after_dequeue: elements that stay behind while the queue is open (what a shuffle draws from).
         ledger: the ledger in which the bytes of elements are counted.
-        pad: True to fill smaller elements of a batch with zeros to the largest size, where a size is None.
+        min_after_dequeue: elements that stay behind in a shuffling queue while it is open.
+        seed: seed of a shuffling queue, for one sequence of choices; None draws one.
     """
 
     def __init__(
         self,
+        kind: str,
         name: str,
         capacity: int,
         dtypes: Sequence[DType],
         shapes: Shapes,
-        ordering: Ordering,
         *,
         ledger: Ledger | None = None,
         min_after_dequeue: int = 0,
-        pad: bool = False,
+        seed: int | None = None,
     ) -> None:
-        if capacity < 1:
-            raise InvalidArgumentError(f"queue {name!r}: capacity {capacity} is below 1")
-        if not 0 <= min_after_dequeue < capacity:
+        self._capacity = capacity if capacity > 0 else 2**62
+        if not 0 <= min_after_dequeue < self._capacity:
             raise InvalidArgumentError(
                 f"queue {name!r}: min_after_dequeue {min_after_dequeue} is not from 0 to below capacity {capacity}"
             )
         self._name = name
-        self._capacity = capacity
         self._dtypes = tuple(dtypes)
         self._shapes = shapes
-        self._ordering = ordering
+        self._elements: deque[Kept] = deque()
+        self._random = random.Random(seed) if kind == "shuffle" else None
         self._stay = min_after_dequeue
-        self._pad = pad
+        self._pad = kind == "padding"
         self._ledger = ledger or Ledger()
         self._changed = threading.Condition()
         self._closed = False
@@ -148,7 +92,7 @@ class QueueResource(Resource):
     def size(self) -> int:
         """Returns the number of elements in the queue."""
         with self._changed:
-            return len(self._ordering)
+            return len(self._elements)
 
     def is_closed(self) -> bool:
         """Returns True if the queue was closed."""
@@ -188,7 +132,7 @@ class QueueResource(Resource):
                 for element in elements:
                     cancelled.wait_for(
                         self._changed,
-                        lambda: self._stopped() or self._givers[0] is turn and len(self._ordering) < self._capacity,
+                        lambda: self._stopped() or self._givers[0] is turn and len(self._elements) < self._capacity,
                         f"adding to the full queue {self._name!r}",
                         acts=True,
                     )
@@ -204,7 +148,7 @@ class QueueResource(Resource):
     def _keep(self, element: Element, client: int, added: Callable[[], None]) -> None:
         count = nbytes(element) + _ELEMENT_BYTES
         self._ledger.reserve(client, count)
-        self._ordering.put(Kept(element, client, count))
+        self._elements.append(Kept(element, client, count))
         added()
 
     def dequeue(self, cancelled: Cancellation) -> Element:
@@ -263,7 +207,7 @@ class QueueResource(Resource):
         """Ends all waits: the container of the queue was cleared."""
         with self._changed:
             self._closed = self._cancel_enqueues = self._cleared = True
-            self._give_out([self._ordering.take() for _ in range(len(self._ordering))])
+            self._give_out(self._elements)
             self._changed.notify_all()
 
     def _stopped(self) -> bool:
@@ -298,7 +242,7 @@ class QueueResource(Resource):
             except BaseException:
                 if self._cleared:
                     self._give_out(taken)
-                self._put_back(taken)
+                self._elements.extendleft(reversed(taken))
                 raise
             finally:
                 self._takers.remove(turn)
@@ -306,31 +250,28 @@ class QueueResource(Resource):
 
     @uninterrupted
     def _take_one(self, taken: list[Kept]) -> None:
-        taken.append(self._ordering.take())
+        elements = self._elements
+        if self._random is not None:
+            i = self._random.randrange(len(elements))
+            elements[i], elements[0] = elements[0], elements[i]
+        taken.append(elements.popleft())
 
     @uninterrupted
-    def _give_out(self, taken: list[Kept]) -> list[Element]:
-        """Empties the list of elements and releases their bytes."""
+    def _give_out(self, taken: MutableSequence[Kept]) -> list[Element]:
+        """Empties a sequence of elements and releases their bytes."""
         for kept in taken:
             self._ledger.release(kept.owner, kept.nbytes)
         elements = [kept.element for kept in taken]
         taken.clear()
         return elements
 
-    def _put_back(self, taken: list[Kept]) -> None:
-        if isinstance(self._ordering, FifoOrdering):
-            self._ordering._elements.extendleft(reversed(taken))
-            return
-        for element in taken:
-            self._ordering.put(element)
-
     def _available(self) -> int:
-        left = len(self._ordering)
+        left = len(self._elements)
         return left if self._closed else max(0, left - self._stay)
 
     def _over(self) -> bool:
         """Returns True if no element will come: the queue is closed and empty, and no enqueue waits."""
-        return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._ordering)
+        return self._closed and (self._cancel_enqueues or not self._givers) and not len(self._elements)
 
     def _check(self, element: Element) -> None:
         if len(element) != len(self._dtypes):
@@ -344,36 +285,6 @@ class QueueResource(Resource):
                 raise InvalidArgumentError(
                     f"queue {self._name!r}: component {i} has shape {array.shape}, the queue takes {shape}"
                 )
-
-
-def make_queue(
-    kind: str,
-    name: str,
-    capacity: int,
-    dtypes: Sequence[DType],
-    shapes: Shapes,
-    *,
-    ledger: Ledger | None = None,
-    min_after_dequeue: int = 0,
-    seed: int | None = None,
-) -> QueueResource:
-    """Makes a queue of a kind that graphs name.
-
-    Args:
-        kind: "fifo", "padding" or "shuffle".
-        name: for errors.
-        capacity: most elements; 0 or less for no limit.
-        dtypes: dtype of each component.
-        shapes: shape of each component.
-        ledger: where the bytes of elements are counted.
-        min_after_dequeue: elements that stay behind in a shuffling queue while it is open.
-        seed: of a shuffling queue.
-    """
-    bound = capacity if capacity > 0 else 2**62
-    if kind == "shuffle":
-        ordering = ShuffledOrdering(seed)
-        return QueueResource(name, bound, dtypes, shapes, ordering, ledger=ledger, min_after_dequeue=min_after_dequeue)
-    return QueueResource(name, bound, dtypes, shapes, FifoOrdering(), ledger=ledger, pad=kind == "padding")
 
 
 def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:

@@ -29,7 +29,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from absl import logging
 
@@ -46,6 +45,7 @@ from runtime.kernels.contributions import Contribution, GradientCounts, StepGrad
 from runtime.kernels.roster import ElasticRoster, Roster
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
+from runtime.task.host_kernels import DeferredProgram
 from runtime.tensor_spec import Array
 
 UNKNOWN = -1
@@ -74,26 +74,6 @@ class Rules:
     tasks: tuple[str, ...] = ()
     group: str = ""
     elastic: bool = False
-
-
-class Target(Protocol):
-    """The variables that a quorum updates."""
-
-    @property
-    def generation(self) -> int:
-        """The generation of the variables: another number after each restore."""
-
-    def step(self) -> int:
-        """Returns the step counter, where this task leads."""
-
-    def apply(self, inputs: Sequence[Array], key: tuple[int, int], expected: Mapping[str, int] | None) -> None:
-        """Applies aggregated gradients, which must add one to the step, and waits for the end.
-
-        Args:
-            inputs: the aggregated gradients.
-            key: names this application in the gate of the task.
-            expected: applications with this key, by task; None for a single application.
-        """
 
 
 @dataclass(frozen=True)
@@ -145,7 +125,7 @@ class QuorumResource(Resource):
         lock = threading.RLock()
         self._lock, self._changed = lock, threading.Condition(lock)
         self._step: int | None = None
-        self._target: Target | None = None
+        self._target: DeferredProgram | None = None
         self._last: Selection | None = None
         self._generation = 0
         self._id = zlib.crc32(rules.group.encode())
@@ -169,7 +149,7 @@ class QuorumResource(Resource):
 
     # -- what the kinds of quorums do differently --------------------------------------------------------------
 
-    def _present_step(self, stamp: int, target: Target) -> int:
+    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
         """Returns the step of the variables, for gradients of step ``stamp``."""
         return target.step()
 
@@ -190,7 +170,7 @@ class QuorumResource(Resource):
         worker: int,
         stamp: int,
         arrays: Sequence[Array],
-        target: Target,
+        target: DeferredProgram,
         cancelled: Cancellation,
         client: int = 0,
     ) -> tuple[int, bool]:
@@ -425,7 +405,7 @@ class LedQuorum(QuorumResource):
         self._session = 0
         self._wanted = rules.needed
 
-    def _present_step(self, stamp: int, target: Target) -> int:
+    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
         return max(stamp, self._now)
 
     def _claimed(self, step_now: Callable[[], int]) -> None:
@@ -592,7 +572,7 @@ class LedQuorum(QuorumResource):
 class LeadingQuorum(LedQuorum):
     """The quorum of the task that holds the step counter, where a chief leads several tasks."""
 
-    def _present_step(self, stamp: int, target: Target) -> int:
+    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
         return target.step()
 
     def _claimed(self, step_now: Callable[[], int]) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 from absl import logging
 
 from runtime.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InternalError
-from runtime.graph.op_kinds import Attrs
 from runtime.kernels.quorum import (
     UNKNOWN,
     LeadingQuorum,
@@ -25,8 +24,8 @@ from runtime.task.host_kernels import Context, DeferredProgram, kernel
 from runtime.tensor_spec import Array
 
 
-def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
-    d = attrs["resource"]
+def _quorum(context: Context) -> QuorumResource:
+    d = context.attrs["resource"]
 
     def make() -> QuorumResource:
         rules = Rules(
@@ -40,19 +39,19 @@ def _quorum(context: Context, attrs: Attrs) -> QuorumResource:
         kind = LoneQuorum if d["alone"] else LeadingQuorum if d["leads"] else LedQuorum
         return kind(f"{d['name']} on {context.task}", rules, context.store.run.environment.lives)
 
-    return named(context, attrs, QuorumResource, make)
+    return named(context, QuorumResource, make)
 
 
-def _led(context: Context, attrs: Attrs) -> LedQuorum:
-    quorum = _quorum(context, attrs)
+def _led(context: Context) -> LedQuorum:
+    quorum = _quorum(context)
     if not isinstance(quorum, LedQuorum):
         raise FailedPreconditionError("this quorum decides by itself, and takes no orders", task=context.task)
     return quorum
 
 
-def _worker(context: Context, attrs: Attrs) -> int:
+def _worker(context: Context) -> int:
     """Returns the number of the calling worker, or minus its session for a worker without a number."""
-    return int(attrs["worker"]) if attrs["worker"] is not None else -context.client
+    return int(context.attrs["worker"]) if context.attrs["worker"] is not None else -context.client
 
 
 def _deferred(context: Context) -> DeferredProgram:
@@ -66,12 +65,12 @@ def _int64(*values: int) -> Array:
 
 
 @kernel("quorum/push")
-def _push(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    stamp, *gradients = inputs
-    step, counted = _quorum(context, attrs).push(
-        _worker(context, attrs), int(stamp), gradients, _deferred(context), context.cancelled, context.client
+def _push(context: Context) -> Sequence[Array]:
+    stamp, *gradients = context.inputs
+    step, counted = _quorum(context).push(
+        _worker(context), int(stamp), gradients, _deferred(context), context.cancelled, context.client
     )
-    return [np.asarray(step, attrs["dtype"]), np.asarray(counted)]
+    return [np.asarray(step, context.attrs["dtype"]), np.asarray(counted)]
 
 
 def _leads(context: Context, epoch: int, owner: int) -> Callable[[], None]:
@@ -81,23 +80,23 @@ def _leads(context: Context, epoch: int, owner: int) -> Callable[[], None]:
 
 
 @kernel("quorum/claim")
-def _claim(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+def _claim(context: Context) -> Sequence[Array]:
     def step_now() -> int:
-        key = (attrs["step"][0], attrs["step"][1])
+        key = (context.attrs["step"][0], context.attrs["step"][1])
         return int(context.store.snapshot([key])[key])
 
-    quorum, generation = _led(context, attrs), context.store.run.generation
-    epoch, owner, wanted, forget = (int(i) for i in inputs[0])
+    quorum, generation = _led(context), context.store.run.generation
+    epoch, owner, wanted, forget = (int(i) for i in context.inputs[0])
     check = _leads(context, epoch, owner)
     session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
     return [_int64(session, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
 
 
 @kernel("quorum/gather")
-def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    epoch, owner, session, step, count, changes, limit_millis = (int(i) for i in inputs[0])
+def _gather(context: Context) -> Sequence[Array]:
+    epoch, owner, session, step, count, changes, limit_millis = (int(i) for i in context.inputs[0])
     check = _leads(context, epoch, owner)
-    quorum, generation = _led(context, attrs), context.store.run.generation
+    quorum, generation = _led(context), context.store.run.generation
     known, limit = (step, count), limit_millis / 1000
     found = quorum.gather(session, check, generation, known, context.cancelled, limit, changes)
     return [
@@ -108,35 +107,35 @@ def _gather(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence
 
 
 @kernel("quorum/commit")
-def _commit(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    epoch, owner, session, wanted, step, *workers = (int(i) for i in inputs[0])
+def _commit(context: Context) -> Sequence[Array]:
+    epoch, owner, session, wanted, step, *workers = (int(i) for i in context.inputs[0])
     check = _leads(context, epoch, owner)
-    quorum, generation = _led(context, attrs), context.store.run.generation
+    quorum, generation = _led(context), context.store.run.generation
     after = quorum.commit(session, check, generation, Selection(step, tuple(workers)), wanted)
     return [np.asarray(after, np.int64)]
 
 
 @kernel("quorum/counts")
-def _counts(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    c = _quorum(context, attrs).counts
+def _counts(context: Context) -> Sequence[Array]:
+    c = _quorum(context).counts
     return [np.asarray(n, np.int64) for n in (c.applied, c.accepted, c.dropped, c.repeated)]
 
 
 @kernel("quorum/status")
-def _status(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [np.array(_quorum(context, attrs).status().encode(), object)]
+def _status(context: Context) -> Sequence[Array]:
+    return [np.array(_quorum(context).status().encode(), object)]
 
 
 @kernel("quorum/tick")
-def _tick(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    d = attrs["resource"]
-    bound = named(context, attrs, StalenessBound, lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]))
+def _tick(context: Context) -> Sequence[Array]:
+    d = context.attrs["resource"]
+    bound = named(context, StalenessBound, lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]))
     update = _deferred(context)
-    update.apply(inputs)
+    update.apply(context.inputs)
     step = update.step()
     try:
-        bound.tick(_worker(context, attrs), context.client, context.cancelled)
+        bound.tick(_worker(context), context.client, context.cancelled)
     except (CancelledError, DeadlineExceededError) as error:
         # The update is in. An error would make a caller whose connection was cut repeat it.
         logging.info("a worker's wait for slower ones ends early: %s", error)
-    return [np.asarray(step, attrs["dtype"])]
+    return [np.asarray(step, context.attrs["dtype"])]

@@ -8,9 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.op_kinds import Attrs
 from runtime.kernels.accumulator import AccumulatorResource
-from runtime.kernels.queues import QueueResource, Shapes, make_queue
+from runtime.kernels.queues import QueueResource, Shapes
 from runtime.state.store import Resource
 from runtime.task.host_kernels import Context, kernel
 from runtime.tensor_spec import Array, canonical_dtype
@@ -18,13 +17,13 @@ from runtime.tensor_spec import Array, canonical_dtype
 T = TypeVar("T", bound=Resource)
 
 
-def named(context: Context, attrs: Attrs, kind: type[T], make: Callable[[], T]) -> T:
+def named(context: Context, kind: type[T], make: Callable[[], T]) -> T:
     """Returns the resource that ``attrs["resource"]`` describes, and makes a new resource at the first call.
 
     Raises:
         InvalidArgumentError: Another session made the resource from another description.
     """
-    described = attrs["resource"]
+    described = context.attrs["resource"]
 
     def make_described() -> T:
         resource = make()
@@ -56,39 +55,39 @@ def _owned(array: Array) -> Array:
 # -- queues ------------------------------------------------------------------------------------------------------
 
 
-def _queue(context: Context, attrs: Attrs) -> QueueResource:
-    d = attrs["resource"]
+def _queue(context: Context) -> QueueResource:
+    d = context.attrs["resource"]
 
     def make() -> QueueResource:
         shapes: Shapes = tuple(None if s is None else tuple(s) for s in d["shapes"])
         dtypes = [canonical_dtype(t) for t in d["dtypes"]]
         stay, seed = int(d.get("min_after_dequeue", 0)), d.get("seed")
         options = {"ledger": context.store.ledger, "min_after_dequeue": stay, "seed": seed}
-        return make_queue(d["kind"], d["name"], d["capacity"], dtypes, shapes, **options)
+        return QueueResource(d["kind"], d["name"], d["capacity"], dtypes, shapes, **options)
 
-    return named(context, attrs, QueueResource, make)
+    return named(context, QueueResource, make)
 
 
 @kernel("queue/open")
-def _open_queue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    _queue(context, attrs)
-    return [_string(attrs["resource"]["name"])]
+def _open_queue(context: Context) -> Sequence[Array]:
+    _queue(context)
+    return [_string(context.attrs["resource"]["name"])]
 
 
 @kernel("queue/enqueue")
-def _enqueue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    _queue(context, attrs).enqueue_many([tuple(_owned(i) for i in inputs)], context.cancelled, client=context.client)
+def _enqueue(context: Context) -> Sequence[Array]:
+    _queue(context).enqueue_many([tuple(_owned(i) for i in context.inputs)], context.cancelled, client=context.client)
     return []
 
 
 @kernel("queue/enqueue_many")
-def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    counts = sorted({i.shape[0] for i in inputs if i.ndim} | {-1 for i in inputs if not i.ndim})
+def _enqueue_many(context: Context) -> Sequence[Array]:
+    counts = sorted({i.shape[0] for i in context.inputs if i.ndim} | {-1 for i in context.inputs if not i.ndim})
     if len(counts) != 1 or counts[0] < 0:
-        shapes = [i.shape for i in inputs]
+        shapes = [i.shape for i in context.inputs]
         raise InvalidArgumentError(f"enqueue_many needs one first dimension for all components, got shapes {shapes}")
     # Each element owns its bytes: a view would keep the whole batch until its last element is taken.
-    elements = [tuple(np.array(i[k], i.dtype) for i in inputs) for k in range(counts[0])]
+    elements = [tuple(np.array(i[k], i.dtype) for i in context.inputs) for k in range(counts[0])]
     # A caller that was cut off makes the call again: it goes on where it was.
     memory, key = context.cancelled.memory, f"added by {context.op}"
     added = memory.get(key, 0)
@@ -96,75 +95,77 @@ def _enqueue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Se
     def count() -> None:
         memory[key] = memory.get(key, 0) + 1
 
-    _queue(context, attrs).enqueue_many(elements[added:], context.cancelled, count, context.client)
+    _queue(context).enqueue_many(elements[added:], context.cancelled, count, context.client)
     return []
 
 
 @kernel("queue/dequeue")
-def _dequeue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return _queue(context, attrs).dequeue(context.cancelled)
+def _dequeue(context: Context) -> Sequence[Array]:
+    return _queue(context).dequeue(context.cancelled)
 
 
 @kernel("queue/dequeue_many")
-def _dequeue_many(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return _queue(context, attrs).dequeue_many(int(inputs[0]), context.cancelled, up_to=bool(attrs.get("up_to")))
+def _dequeue_many(context: Context) -> Sequence[Array]:
+    return _queue(context).dequeue_many(
+        int(context.inputs[0]), context.cancelled, up_to=bool(context.attrs.get("up_to"))
+    )
 
 
 @kernel("queue/size")
-def _queue_size(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [np.asarray(_queue(context, attrs).size(), np.int32)]
+def _queue_size(context: Context) -> Sequence[Array]:
+    return [np.asarray(_queue(context).size(), np.int32)]
 
 
 @kernel("queue/is_closed")
-def _queue_is_closed(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [np.asarray(_queue(context, attrs).is_closed())]
+def _queue_is_closed(context: Context) -> Sequence[Array]:
+    return [np.asarray(_queue(context).is_closed())]
 
 
 @kernel("queue/close")
-def _close_queue(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    _queue(context, attrs).close(bool(attrs.get("cancel_pending_enqueues")))
+def _close_queue(context: Context) -> Sequence[Array]:
+    _queue(context).close(bool(context.attrs.get("cancel_pending_enqueues")))
     return []
 
 
 # -- accumulators ------------------------------------------------------------------------------------------------
 
 
-def _accumulator(context: Context, attrs: Attrs) -> AccumulatorResource:
-    d = attrs["resource"]
+def _accumulator(context: Context) -> AccumulatorResource:
+    d = context.attrs["resource"]
 
     def make() -> AccumulatorResource:
         shape = None if d["shape"] is None else tuple(d["shape"])
         return AccumulatorResource(canonical_dtype(d["dtype"]), shape, d["reduction"], context.store.ledger)
 
-    return named(context, attrs, AccumulatorResource, make)
+    return named(context, AccumulatorResource, make)
 
 
 @kernel("accumulator/open")
-def _open_accumulator(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    _accumulator(context, attrs)
-    return [_string(attrs["resource"]["name"])]
+def _open_accumulator(context: Context) -> Sequence[Array]:
+    _accumulator(context)
+    return [_string(context.attrs["resource"]["name"])]
 
 
 @kernel("accumulator/apply_grad")
-def _apply_grad(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    gradient, local_step, worker = inputs
+def _apply_grad(context: Context) -> Sequence[Array]:
+    gradient, local_step, worker = context.inputs
     who = int(worker) if int(worker) >= 0 else ("session", context.client)
-    return [np.asarray(_accumulator(context, attrs).apply_grad(gradient, int(local_step), who, context.client))]
+    return [np.asarray(_accumulator(context).apply_grad(gradient, int(local_step), who, context.client))]
 
 
 @kernel("accumulator/take_grad")
-def _take_grad(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [_accumulator(context, attrs).take_grad(int(inputs[0]), context.cancelled)]
+def _take_grad(context: Context) -> Sequence[Array]:
+    return [_accumulator(context).take_grad(int(context.inputs[0]), context.cancelled)]
 
 
 @kernel("accumulator/counts")
-def _counts(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    accumulator = _accumulator(context, attrs)
+def _counts(context: Context) -> Sequence[Array]:
+    accumulator = _accumulator(context)
     dropped = accumulator.dropped_gradients
     return [np.asarray(accumulator.num_accumulated, np.int32), np.asarray(dropped, np.int64)]
 
 
 @kernel("accumulator/set_global_step")
-def _set_global_step(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    _accumulator(context, attrs).set_global_step(int(inputs[0]))
+def _set_global_step(context: Context) -> Sequence[Array]:
+    _accumulator(context).set_global_step(int(context.inputs[0]))
     return []

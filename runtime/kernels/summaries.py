@@ -17,7 +17,6 @@ import numpy as np
 from tensorboardX.proto import summary_pb2, types_pb2
 
 from runtime.errors import InvalidArgumentError
-from runtime.graph.op_kinds import Attrs
 from runtime.task.host_kernels import Context, kernel
 from runtime.tensor_spec import Array
 
@@ -39,19 +38,19 @@ def _numbers(context: Context, tag: str, array: Array) -> Array:
 
 
 @kernel("summary/scalar")
-def _scalar(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    tag = attrs["tag"]
-    if inputs[0].size != 1:
-        shape = list(inputs[0].shape)
+def _scalar(context: Context) -> Sequence[Array]:
+    tag = context.attrs["tag"]
+    if context.inputs[0].size != 1:
+        shape = list(context.inputs[0].shape)
         raise InvalidArgumentError(f"summary {tag!r} takes one number, not shape {shape}", task=context.task)
-    value = float(_numbers(context, tag, inputs[0]).reshape(()))
+    value = float(_numbers(context, tag, context.inputs[0]).reshape(()))
     return _one(summary_pb2.Summary.Value(tag=tag, simple_value=value))
 
 
 @kernel("summary/histogram")
-def _histogram(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    tag = attrs["tag"]
-    values = _numbers(context, tag, inputs[0]).ravel()
+def _histogram(context: Context) -> Sequence[Array]:
+    tag = context.attrs["tag"]
+    values = _numbers(context, tag, context.inputs[0]).ravel()
     if not np.isfinite(values).all():
         raise InvalidArgumentError(f"Nan or Inf in summary histogram for: {tag}", task=context.task)
     return _one(summary_pb2.Summary.Value(tag=tag, histo=histogram_proto(values)))
@@ -66,40 +65,16 @@ def _bucket_limits() -> Array:
     return np.concatenate([[-top], -positive[::-1], [0.0], positive, [top]])
 
 
-_BITS_BELOW = np.uint64(48)
-_AT_ONCE = 1 << 14
-"""Values that are counted at once, so that their places stay in the processor's cache."""
-
-
-@cache
-def _buckets_by_bits() -> tuple[Array, Array]:
-    """Returns a bucket and its upper limit for each value of the upper 16 bits of a float64.
-
-    A number lies in the first bucket whose upper limit is above the number. Sixteen bits leave less than 7 % open, and
-    a bucket is wider, so at most one limit lies between all numbers with the same bits. Two look-ups take a tenth of
-    the time of a search.
-    """
-    limits = _bucket_limits()
-    keys = np.arange(1 << 16, dtype=np.uint64)
-    # The lowest negative number of these bits has all lower bits set.
-    last = np.where(keys >= 1 << 15, np.uint64((1 << 48) - 1), np.uint64(0))
-    lowest = np.nan_to_num(((keys << _BITS_BELOW) | last).view(np.float64))
-    base = np.searchsorted(limits, lowest, side="right")
-    return base, np.append(limits, np.inf)[base]
-
-
 def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
     """Returns the HistogramProto of finite float64 values in TensorFlow's exponential buckets, without empty ends."""
     limits = _bucket_limits()
     if not values.size:
         return summary_pb2.HistogramProto(bucket_limit=[limits[-1]], bucket=[0.0])
-    base, border = _buckets_by_bits()
-    values = np.ascontiguousarray(values)
-    counts = np.zeros(len(limits), np.int64)
-    for part in np.split(values, range(_AT_ONCE, values.size, _AT_ONCE)):
-        keys = (part.view(np.uint64) >> _BITS_BELOW).astype(np.intp)
-        places = np.minimum(base[keys] + (part >= border[keys]), len(limits) - 1)
-        counts += np.bincount(places, minlength=len(limits))
+    # A number lies in the first bucket whose upper limit is above the number. To sort all is quicker than to look up
+    # each.
+    below = np.searchsorted(np.sort(values), limits)
+    below[-1] = values.size  # the largest number of all has no limit above it
+    counts = np.diff(below, prepend=0)
     used = np.flatnonzero(counts)
     first, last = max(used[0] - 1, 0), used[-1] + 1
     return summary_pb2.HistogramProto(
@@ -114,16 +89,16 @@ def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
 
 
 @kernel("summary/image")
-def _image(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    tag, images = attrs["tag"], inputs[0]
+def _image(context: Context) -> Sequence[Array]:
+    tag, images = context.attrs["tag"], context.inputs[0]
     if images.ndim != 4 or images.shape[3] not in (1, 3, 4):
         raise InvalidArgumentError(
             f"image summary {tag!r} takes [batch, height, width, 1 or 3 or 4], not {list(images.shape)}",
             task=context.task,
         )
-    shown = images[: int(attrs["max_outputs"])]
+    shown = images[: int(context.attrs["max_outputs"])]
     values = []
-    for name, pixels in zip(_names(tag, "image", int(attrs["max_outputs"]), len(shown)), shown, strict=True):
+    for name, pixels in zip(_names(tag, "image", int(context.attrs["max_outputs"]), len(shown)), shown, strict=True):
         if pixels.dtype != np.uint8:
             pixels = to_pixels(_numbers(context, tag, pixels))
         height, width, channels = pixels.shape
@@ -177,20 +152,20 @@ def encode_png(pixels: Array) -> bytes:
 
 
 @kernel("summary/audio")
-def _audio(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    tag = attrs["tag"]
-    sound = _numbers(context, tag, inputs[0])
+def _audio(context: Context) -> Sequence[Array]:
+    tag = context.attrs["tag"]
+    sound = _numbers(context, tag, context.inputs[0])
     if sound.ndim == 2:
         sound = sound[:, :, None]
     if sound.ndim != 3:
-        shape = list(inputs[0].shape)
+        shape = list(context.inputs[0].shape)
         raise InvalidArgumentError(
             f"audio summary {tag!r} takes [batch, frames] or [batch, frames, channels], not {shape}", task=context.task
         )
-    rate = float(np.asarray(inputs[1]).reshape(()))
-    shown = sound[: int(attrs["max_outputs"])]
+    rate = float(np.asarray(context.inputs[1]).reshape(()))
+    shown = sound[: int(context.attrs["max_outputs"])]
     values = []
-    for name, clip in zip(_names(tag, "audio", int(attrs["max_outputs"]), len(shown)), shown, strict=True):
+    for name, clip in zip(_names(tag, "audio", int(context.attrs["max_outputs"]), len(shown)), shown, strict=True):
         audio = summary_pb2.Summary.Audio(
             sample_rate=rate,
             num_channels=clip.shape[1],
@@ -213,17 +188,17 @@ def _wav(clip: Array, rate: float) -> bytes:
 
 
 @kernel("summary/text")
-def _text(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    value = summary_pb2.Summary.Value(tag=attrs["tag"])
+def _text(context: Context) -> Sequence[Array]:
+    value = summary_pb2.Summary.Value(tag=context.attrs["tag"])
     value.metadata.plugin_data.plugin_name = "text"
     value.tensor.dtype = types_pb2.DT_STRING
-    for size in inputs[0].shape:
+    for size in context.inputs[0].shape:
         value.tensor.tensor_shape.dim.add(size=size)
-    value.tensor.string_val.extend(inputs[0].ravel().tolist())
+    value.tensor.string_val.extend(context.inputs[0].ravel().tolist())
     return _one(value)
 
 
 @kernel("summary/merge")
-def _merge(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
+def _merge(context: Context) -> Sequence[Array]:
     # A message with a repeated field is the concatenation of messages with its parts: nothing to parse.
-    return _string(b"".join(item for array in inputs for item in np.asarray(array).ravel().tolist()))
+    return _string(b"".join(item for array in context.inputs for item in np.asarray(array).ravel().tolist()))

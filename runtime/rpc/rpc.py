@@ -95,7 +95,7 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
     of its graph.
     """
     return [
-        ("grpc.max_send_message_length", _MAX_MESSAGE),
+        ("grpc.max_send_message_length", limits.request_bytes),
         ("grpc.max_receive_message_length", limits.request_bytes),
         ("grpc.max_concurrent_streams", limits.client_waiting_calls + limits.calls + limits.orders),  # then they queue
         ("grpc.max_allowed_incoming_connections", limits.rpc_connections),

@@ -14,7 +14,7 @@ from runtime.errors import AbortedError, InvalidArgumentError, OpError
 from runtime.limits import Limits
 from runtime.master.config import SessionConfig
 from runtime.master.master import Master
-from runtime.observe.trace import step_stats
+from runtime.observe.trace import nbytes, step_stats
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
 from runtime.rpc.rpc import caller, peer, servicer_method, when_abandoned
@@ -179,9 +179,19 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
         """Registers the stages of a plan on their tasks."""
         remote = self._sessions.renewed(request.session, self._who())
-        return pb.RegisterPlanResponse(
-            plan=remote.add(remote.session.prepare(plan_from_proto(request.plan, self._limits)))
-        )
+        plan = plan_from_proto(request.plan, self._limits)
+        sizes = {
+            slot: spec.nbytes
+            for call in plan.stages
+            for slot, spec in zip(call.outputs, call.stage.output_specs or (), strict=False)
+        }
+        self._check_answer(sum(sizes.get(slot, 0) for slot in plan.fetches))
+        return pb.RegisterPlanResponse(plan=remote.add(remote.session.prepare(plan)))
+
+    def _check_answer(self, count: int) -> None:
+        if count > self._limits.request_bytes:
+            what = f"the fetched values have {count:,} bytes: fetch less at once, or open the session in this process"
+            raise self._limits.exceeded("request_bytes", what)
 
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
@@ -196,7 +206,9 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
                 values, stats = remote.session.run_traced(prepared, feeds, timeout, ending)
             else:
                 values = remote.session.run(prepared, feeds, timeout, ending)
-        return pb.RunStepResponse(values=pack([np.asarray(v) for v in values if v is not None]), step_stats=stats)
+        fetched = [value for value in values if value is not None]
+        self._check_answer(nbytes(fetched))
+        return pb.RunStepResponse(values=pack([np.asarray(v) for v in fetched]), step_stats=stats)
 
     @servicer_method
     def ForwardCheckpoint(self, request: pb.ForwardCheckpointRequest) -> pb.CheckpointReply:

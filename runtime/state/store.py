@@ -181,7 +181,11 @@ class Store:
     def slot(self, container: str, name: str) -> Slot:
         """Returns the slot of a variable, and makes an empty slot for a new variable."""
         with self.lock:
-            return self._slots.setdefault((container, name), Slot((container, name)))
+            key = (container, name)
+            if key not in self._slots:
+                self._slots[key] = Slot(key)
+                self.ledger.reserve(NOBODY, _name_bytes(key), checked=False)
+            return self._slots[key]
 
     def count(self, slots: Iterable[tuple[Slot, int]], *, checked: bool = False) -> None:
         """Counts the bytes of variables in the ledger, in place of what was counted for them before.
@@ -372,6 +376,7 @@ class Store:
             key = (container, name)
             if key not in self._resources:
                 self._resources[key] = make()
+                self.ledger.reserve(NOBODY, _name_bytes(key), checked=False)
             return self._resources[key]
 
     def resources(self) -> list[Resource]:
@@ -392,9 +397,15 @@ class Store:
             dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
             for key, _ in dropped:
                 del self._resources[key]
+                self.ledger.release(NOBODY, _name_bytes(key))
             self.changed.notify_all()
         for _, resource in dropped:
             resource.clear()
+
+
+def _name_bytes(key: Key) -> int:
+    """Returns the bytes of a named object beside its value."""
+    return 256 + len(key[0]) + len(key[1])
 
 
 def _is_gone(value: object) -> bool:

@@ -300,9 +300,9 @@ class PreparedStage:
         deferred = None if self._executable is None else DeferredUpdate(self)
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
-            context = Context(self._store, self._task, call.op, client, cancelled, deferred)
+            given = [values[i] for i in call.arguments]
             try:
-                results = fn(context, call.attrs, [values[i] for i in call.arguments])
+                results = fn(Context(self._store, self._task, call.attrs, given, call.op, client, cancelled, deferred))
             except OpError as error:
                 error.task = error.task or self._task
                 raise

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +42,10 @@ class Context:
     Attributes:
         store: the task's state.
         task: the task's name.
+        attrs: the attributes of the operation.
+        inputs: the arguments. They are lent, for as long as the call lasts: they lie in memory that the next call
+            overwrites. What a kernel keeps of them it copies. What it hands on need not be copied: a stage's outputs
+            own their memory (see ``executor``).
         op: name of the operation, for errors and output.
         client: the session that the call belongs to.
         cancelled: ends the call's waits: the session has ended, or its caller is gone. Its ``memory`` is the call's.
@@ -50,15 +54,15 @@ class Context:
 
     store: Store
     task: str
+    attrs: Attrs
+    inputs: Sequence[Array]
     op: str = ""
     client: int = 0
     cancelled: Cancellation = field(default_factory=Cancellation)
     deferred: DeferredProgram | None = None
 
 
-Kernel = Callable[[Context, Attrs, Sequence[Array]], Sequence[AnyArray]]
-"""Its inputs are lent, for as long as the call lasts: they lie in memory that the next call overwrites. What it keeps
-of them it copies. What it hands on need not be copied: a stage's outputs own their memory (see ``executor``)."""
+Kernel = Callable[[Context], Sequence[AnyArray]]
 
 KERNELS: dict[str, Kernel] = {}
 _HOMES = {
@@ -100,10 +104,11 @@ def find_kernel(name: str) -> Kernel:
 def _under_condition(kernel: Kernel) -> Kernel:
     """Runs ``kernel`` if its first input is true; returns zeros otherwise (see ``op_kinds.WHEN``)."""
 
-    def called(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[AnyArray]:
-        if bool(inputs[0]) is bool(attrs["value"]):
-            return kernel(context, attrs["attrs"], inputs[1:])
-        return [np.zeros(shape, dtype) for shape, dtype in attrs["outputs"]]
+    def called(context: Context) -> Sequence[AnyArray]:
+        condition, *inputs = context.inputs
+        if bool(condition) is bool(context.attrs["value"]):
+            return kernel(replace(context, attrs=context.attrs["attrs"], inputs=inputs))
+        return [np.zeros(shape, dtype) for shape, dtype in context.attrs["outputs"]]
 
     return called
 
@@ -115,41 +120,44 @@ def strings(items: Sequence[str | bytes]) -> Array:
     return out
 
 
-def _keys(attrs: Attrs) -> list[Key]:
-    return [(container, name) for container, name in attrs["variables"]]
+def _keys(context: Context) -> list[Key]:
+    return [(container, name) for container, name in context.attrs["variables"]]
 
 
 @kernel("identity")
-def _identity(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [inputs[0]]
+def _identity(context: Context) -> Sequence[Array]:
+    return [context.inputs[0]]
 
 
 @kernel("concat")
-def _concat(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [np.concatenate(list(inputs))]
+def _concat(context: Context) -> Sequence[Array]:
+    return [np.concatenate(list(context.inputs))]
 
 
 @kernel("is_initialized")
-def _is_initialized(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [np.asarray(not context.store.uninitialized(_keys(attrs)))]
+def _is_initialized(context: Context) -> Sequence[Array]:
+    return [np.asarray(not context.store.uninitialized(_keys(context)))]
 
 
 @kernel("uninitialized")
-def _uninitialized(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [strings(context.store.uninitialized(_keys(attrs)))]
+def _uninitialized(context: Context) -> Sequence[Array]:
+    return [strings(context.store.uninitialized(_keys(context)))]
 
 
 @kernel("wait_initialized")
-def _wait_initialized(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [strings(context.store.wait_initialized(_keys(attrs), float(inputs[0]), context.cancelled))]
+def _wait_initialized(context: Context) -> Sequence[Array]:
+    return [strings(context.store.wait_initialized(_keys(context), float(context.inputs[0]), context.cancelled))]
+
+
+def _key(context: Context) -> Key:
+    return context.attrs["container"], context.attrs["variable"]
 
 
 @kernel("value_or")
-def _value_or(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    key = (attrs["container"], attrs["variable"])
-    if context.store.uninitialized([key]):
-        return [inputs[0]]
-    return [context.store.snapshot([key])[key]]
+def _value_or(context: Context) -> Sequence[AnyArray]:
+    if context.store.uninitialized([_key(context)]):
+        return [context.inputs[0]]
+    return _read(context)
 
 
 def _string_array(array: Array, variable: str) -> Array:
@@ -165,24 +173,25 @@ def _string_array(array: Array, variable: str) -> Array:
 
 
 @kernel("assign")
-def _assign(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    value = _string_array(inputs[0], attrs["variable"])
-    context.store.replace({(attrs["container"], attrs["variable"]): (value, TensorSpec(value.shape, value.dtype))})
+def _assign(context: Context) -> Sequence[Array]:
+    key = _key(context)
+    value = _string_array(context.inputs[0], key[1])
+    context.store.replace({key: (value, TensorSpec(value.shape, value.dtype))})
     return [value]
 
 
 @kernel("read")
-def _read(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    key = (attrs["container"], attrs["variable"])
+def _read(context: Context) -> Sequence[Array]:
+    key = _key(context)
     return [context.store.snapshot([key])[key]]
 
 
 @kernel("print")
-def _print(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    if _may_print((context.client, context.task, context.op), int(attrs["first_n"])):
-        shown = "".join(f"[{_show(array, int(attrs['summarize']))}]" for array in inputs)
+def _print(context: Context) -> Sequence[Array]:
+    if _may_print((context.client, context.task, context.op), int(context.attrs["first_n"])):
+        shown = "".join(f"[{_show(array, int(context.attrs['summarize']))}]" for array in context.inputs)
         # Another process may have made the text: no line of it may pass for one of the task's own.
-        lines = f"{attrs['message']}{shown}".split("\n")
+        lines = f"{context.attrs['message']}{shown}".split("\n")
         print(*(f"Print: {printable(line)}" for line in lines), sep="\n", file=sys.stderr, flush=True)
     return []
 
@@ -210,10 +219,10 @@ def _show(array: Array, limit: int) -> str:
 
 
 @kernel("check")
-def _check(context: Context, attrs: Attrs, inputs: Sequence[Array]) -> Sequence[Array]:
-    if not bool(np.all(inputs[0])):
-        shown = "".join(f"[{_show(array, int(attrs.get('summarize', 3)))}]" for array in inputs[1:])
+def _check(context: Context) -> Sequence[Array]:
+    if not bool(np.all(context.inputs[0])):
+        shown = "".join(f"[{_show(array, int(context.attrs.get('summarize', 3)))}]" for array in context.inputs[1:])
         raise InvalidArgumentError(
-            f"check failed at {context.op!r}: {attrs.get('message', '')}{shown}", task=context.task
+            f"check failed at {context.op!r}: {context.attrs.get('message', '')}{shown}", task=context.task
         )
     return []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, OutOfRangeError
-from runtime.kernels.queues import QueueResource, make_queue
+from runtime.kernels.queues import QueueResource
 from runtime.state.cancellation import Cancellation
 from tests.runtime.kit import in_thread
 
@@ -19,7 +19,7 @@ GIVE_UP = 0.0  # a deadline that has passed: what would wait raises instead
 
 
 def _queue(kind: str = "fifo", capacity: int = 4, shapes: Any = ((),), **options: Any) -> QueueResource:
-    return make_queue(kind, "q", capacity, [F32] * len(shapes), shapes, **options)
+    return QueueResource(kind, "q", capacity, [F32] * len(shapes), shapes, **options)
 
 
 def _element(value: float) -> tuple[np.ndarray, ...]:
@@ -139,7 +139,7 @@ def test_padding_fills_with_zeros() -> None:
 
 
 def test_padding_of_strings_is_empty() -> None:
-    queue = make_queue("padding", "q", 4, [np.dtype(object)], ((None,),))
+    queue = QueueResource("padding", "q", 4, [np.dtype(object)], ((None,),))
     queue.enqueue_many([(np.array([b"a"], object),), (np.array([b"b", b"c"], object),)], _now())
     assert queue.dequeue_many(2, _now())[0].tolist() == [[b"a", b""], [b"b", b"c"]]
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import grpc
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -355,6 +356,41 @@ def test_what_no_message_can_hold_is_refused_before_it_is_copied() -> None:
             x = rt.placeholder(np.float32, [None])
             with pytest.raises(rt.ResourceExhaustedError, match="in one message"):
                 sess.run(x[0], {x: large})
+
+
+def test_an_answer_over_the_limit_is_refused_before_its_step() -> None:
+    """A client elsewhere fetched what it could not have sent: the answer was built, of up to 2 GiB."""
+    with rt.Server(kit.addresses(local=1), "local", 0, limits=rt.Limits(request_bytes=100_000)) as server:
+        tasks.withdraw(server.address, server)  # as a client in another process sees it
+        with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
+            v = rt.Variable(np.zeros(10, np.float32), name="v")
+            add = v.assign_add(np.ones(10, np.float32))
+            large = rt.call(lambda a: jnp.broadcast_to(a[:1], (50_000,)), add)
+            sess.run(v.initializer)
+            with pytest.raises(rt.ResourceExhaustedError, match="200,000 bytes.*the limit request_bytes is 100000"):
+                sess.run(large)
+            assert sess.run(v)[0] == 0.0
+            queue = rt.FIFOQueue(2, [np.float32], [None])
+            x = rt.placeholder(np.float32, [None])
+            sess.run(queue.enqueue(x), {x: np.zeros(20_000, np.float32)})
+            assert len(sess.run(queue.dequeue())) == 20_000
+            for _ in range(2):
+                sess.run(queue.enqueue(x), {x: np.zeros(20_000, np.float32)})
+            with pytest.raises(rt.ResourceExhaustedError, match="160,000 bytes.*the limit request_bytes is 100000"):
+                sess.run([queue.dequeue(), queue.dequeue()])
+
+
+def test_names_that_stay_are_counted_in_bytes() -> None:
+    """The names of variables that a client had only named stayed, and no limit knew of them."""
+    with kit.servers(sockets=True, ps=1, worker=1) as made, rt.Graph().as_default() as graph:
+        ledger, registry = (made["/job:ps/task:0"].worker.ledger, made["/job:ps/task:0"].worker.registry)
+        with rt.device("/job:ps/task:0"):
+            named = [rt.Variable(1.0, name=f"{n:0>1000}") for n in range(40)]
+        with rt.Session(made[kit.TARGET].target, graph) as sess:
+            with pytest.raises(rt.FailedPreconditionError):
+                sess.run(named)
+        until(lambda: registry.sessions == 0)
+        assert ledger.of(NOBODY) > 40_000
 
 
 def test_names_are_short() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import runtime as rt
 from runtime.kernels import resources
-from runtime.kernels.queues import QueueResource, make_queue
+from runtime.kernels.queues import QueueResource
 from runtime.plan.plan import Hold, StageCall
 from runtime.state.cancellation import Cancellation
 from runtime.state.ledger import NOBODY, Ledger
@@ -23,7 +23,7 @@ SESSION = 7
 
 
 def filled(ledger: Ledger, count: int) -> QueueResource:
-    queue = make_queue("fifo", "q", 10, [np.dtype("float32")], ((4,),), ledger=ledger)
+    queue = QueueResource("fifo", "q", 10, [np.dtype("float32")], ((4,),), ledger=ledger)
     queue.enqueue_many([(np.zeros(4, np.float32),)] * count, Cancellation(), client=SESSION)
     return queue
 
@@ -47,9 +47,9 @@ def test_a_batch_half_taken_when_its_queue_is_cleared_is_released() -> None:
 
 def test_elements_of_a_batch_own_their_bytes() -> None:
     described = {"name": "q", "container": "", "kind": "fifo", "capacity": 10, "dtypes": ["float32"], "shapes": [[4]]}
-    context, attrs = Context(Store(), "task", client=SESSION), {"resource": described}
-    resources._enqueue_many(context, attrs, [np.zeros((3, 4), np.float32)])
-    element = resources._dequeue(context, attrs, [])[0]
+    context = Context(Store(), "task", {"resource": described}, [np.zeros((3, 4), np.float32)], client=SESSION)
+    resources._enqueue_many(context)
+    element = resources._dequeue(context)[0]
     assert element.base is None and element.flags.owndata
 
 
