@@ -1,4 +1,4 @@
-"""An event file and its writer thread: an added event costs the step loop a put into a queue.
+"""An event file and its writer thread: an added event costs the step loop an append to a list.
 
 An error of the disk never reaches the training loop. The error is logged once, and events wait in memory for room.
 Events beyond the room in memory are lost and counted (``events_lost_total``). The file only grows, by whole records in
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
 import socket
 import struct
 import threading
@@ -26,7 +25,6 @@ KEEP_BYTES = 16 << 20
 """Most bytes of events that wait in memory for a disk with an error; later events are lost."""
 _FLUSH_BYTES = 1 << 20
 _RETRY_SECS = 2.0
-_POLL_SECS = 0.5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -84,7 +82,6 @@ class EventFile:
 
     Args:
         logdir: an existing directory, or a place that tensorboardX can write to (gs://, s3://).
-        max_queue: events that may wait for the writer thread before ``put`` blocks.
         flush_secs: seconds between two flushes to disk.
         suffix: end of the file's name.
 
@@ -96,70 +93,96 @@ class EventFile:
         OSError: The file cannot be made, for another reason than a full disk.
     """
 
-    def __init__(self, logdir: str, max_queue: int, flush_secs: float, suffix: str) -> None:
+    def __init__(self, logdir: str, flush_secs: float, suffix: str) -> None:
         self.path = _new_path(logdir, suffix)
         self.lost = 0
         self._flush_secs = flush_secs
         self._local = "://" not in self.path
         self._records = RecordFile(self.path) if self._local else RecordWriter(self.path)
-        # Events that were not flushed yet, and their bytes.
-        self._waiting = 0
-        self._waiting_bytes = 0
         self._logged_lost = 0
         self._failure = ""
-        self._queue: queue.Queue[event_pb2.Event | threading.Event | None] = queue.Queue(max(1, max_queue))
+        # The thread is informed of events and orders, and informs those who wait for room or for a flush.
+        self._changed = threading.Condition()
+        self._new = [event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()]
+        # Events that are not on disk, and their bytes.
+        self._waiting = 1
+        self._waiting_bytes = len(self._new[0])
+        # The first event is flushed at once, so that TensorBoard shows the run.
+        self._due = 0.0
+        self._flushes_ordered = self._flushes_done = 0
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
-        self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._thread.start()
 
-    def put(self, event: event_pb2.Event | threading.Event | None) -> None:
-        """Queues an event; blocks while the queue is full."""
-        while True:
-            try:
-                self._queue.put(event, timeout=_POLL_SECS)
-                return
-            except queue.Full:
-                if not self._thread.is_alive():
-                    # Another thread has closed the file meanwhile.
-                    return
+    def put(self, event: event_pb2.Event) -> None:
+        """Adds an event; blocks while 16 MiB of events wait for a slow disk."""
+        data = event.SerializeToString()
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self._closing or self._waiting_bytes <= KEEP_BYTES)
+            if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
+                self._lose(1)
+            elif not self._closing:
+                self._new.append(data)
+                self._waiting += 1
+                self._waiting_bytes += len(data)
+                self._changed.notify_all()
 
     def flush(self) -> bool:
         """Tries to write all events; returns True if every event so far is on disk, or lost."""
-        done = threading.Event()
-        self.put(done)
-        while not done.wait(_POLL_SECS):
-            if not self._thread.is_alive():
-                break
-        return not self._failure
+        with self._changed:
+            self._flushes_ordered += 1
+            mine = self._flushes_ordered
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._flushes_done >= mine or self._closing)
+            return not self._failure
 
     def close(self) -> None:
         """Flushes, ends the thread and closes the file; events that the disk does not take now are lost."""
-        self.put(None)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         self._thread.join()
         if self._failure:
             self._lose(self._waiting)
-            self._logged_lost = self.lost
             logging.error("%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure)
             if not self._local:
                 # The `close` of the records would try to write them once more.
                 return
         self._records.close()
 
-    def _write(self, event: event_pb2.Event) -> None:
-        data = event.SerializeToString()
-        if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
-            self._lose(1)
-            return
-        self._records.write(data)
-        self._waiting += 1
-        self._waiting_bytes += len(data)
-
     def _lose(self, count: int) -> None:
         self.lost += count
         rt.lowlevel.metrics.add("events_lost_total", count)
 
-    def _flush(self) -> None:
-        """Writes the waiting events; errors are logged and not raised, as no training depends on events."""
+    def _secs_to_flush(self) -> float | None:
+        """Returns the seconds until the next flush; None while no event waits."""
+        much = self._local and not self._failure and self._waiting_bytes >= _FLUSH_BYTES
+        if much or self._closing or self._flushes_ordered > self._flushes_done:
+            return 0.0
+        return max(0.0, self._due - time.monotonic()) if self._waiting else None
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            with self._changed:
+                while (secs := self._secs_to_flush()) != 0.0:
+                    self._changed.wait(secs)
+                new, self._new = self._new, []
+                written, closing, ordered = self._waiting_bytes, self._closing, self._flushes_ordered
+            for data in new:
+                self._records.write(data)
+            failure = self._flush()
+            with self._changed:
+                if not failure:
+                    self._waiting = len(self._new)
+                    self._waiting_bytes -= written
+                self._failure = failure
+                self._flushes_done = ordered
+                self._due = time.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
+                self._changed.notify_all()
+
+    def _flush(self) -> str:
+        """Writes the waiting events; returns the failure, which is logged, as no training depends on events."""
         try:
             self._records.flush()
         except Exception as error:
@@ -168,37 +191,11 @@ class EventFile:
                     "events cannot be written to %s: %s; training goes on, and the next %d MB of them wait in memory",
                     *(self.path, error, KEEP_BYTES >> 20),
                 )
-            self._failure = str(error) or type(error).__name__
-            return
-        self._waiting = self._waiting_bytes = 0
+            return str(error) or type(error).__name__
         if self._failure:
-            self._failure = ""
             missing, self._logged_lost = self.lost - self._logged_lost, self.lost
             logging.warning("events are written again to %s; %s lost", self.path, _events(missing))
-
-    def _run(self) -> None:
-        # The first event is flushed at once, so that TensorBoard shows the run.
-        due = 0.0
-        while True:
-            try:
-                wait = max(0.0, due - time.monotonic()) if self._waiting else None
-                item = self._queue.get(timeout=wait)
-            except queue.Empty:
-                item = _NOTHING
-            if isinstance(item, event_pb2.Event):
-                self._write(item)
-            requested = item is None or isinstance(item, threading.Event)
-            much = self._local and not self._failure and self._waiting_bytes >= _FLUSH_BYTES
-            if self._waiting and (requested or much or time.monotonic() >= due):
-                self._flush()
-                due = time.monotonic() + (self._flush_secs if not self._failure else _RETRY_SECS)
-            if item is None:
-                return
-            if isinstance(item, threading.Event):
-                item.set()
-
-
-_NOTHING = object()
+        return ""
 
 
 def _events(count: int) -> str:

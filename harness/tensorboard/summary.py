@@ -133,27 +133,6 @@ def text(name: str, tensor: rt.TensorLike, collections: Iterable[str] | None = N
     return _summary("text", "TensorSummaryV2", name, [value], {}, collections, None)
 
 
-def hparams(
-    values: Mapping[str, object],
-    metrics: Sequence[str] = (),
-    name: str = "hparams",
-    collections: Iterable[str] | None = None,
-) -> rt.Tensor:
-    """Makes a constant summary of a run's hyperparameters, for TensorBoard's table of runs.
-
-    Args:
-        values: name -> bool, number or string. Other values are shown as text, and None is left out.
-        metrics: tags of scalars in the row, such as "accuracy".
-        name: operation name.
-        collections: as in ``scalar``, but none by default, because the row is written once.
-    """
-    from harness.tensorboard.plugin_messages import hparams_summary
-
-    with rt.device(None):
-        tensor = rt.constant(hparams_summary(values, metrics).SerializeToString(), name=name)
-    return _collected(tensor, () if collections is None else collections)
-
-
 def merge(
     inputs: Sequence[rt.TensorLike], collections: Iterable[str] | None = None, name: str | None = None
 ) -> rt.Tensor:

@@ -141,7 +141,7 @@ class FileWriter(_writer.FileWriter):
     Args:
         logdir: the directory, made if it is not there.
         graph: a graph to write at once.
-        max_queue: how many events may wait to be written before adding one blocks.
+        max_queue: taken, and without effect: 16 MiB of events may wait.
         flush_secs: how often events are flushed to disk, seconds; every 2 s by default (120 s in a cloud store).
         graph_def: a graph, or a GraphDef message, to write at once; ``graph`` goes before it.
         filename_suffix: end of the file names.
@@ -156,4 +156,8 @@ class FileWriter(_writer.FileWriter):
         graph_def: Any = None,
         filename_suffix: str | None = None,
     ) -> None:
-        super().__init__(logdir, graph_def if graph is None else graph, max_queue, flush_secs, filename_suffix)
+        super().__init__(logdir, graph_def if graph is None else graph, flush_secs, filename_suffix)
+
+    def get_logdir(self) -> str:
+        """Returns the directory."""
+        return self._logdir

@@ -72,7 +72,7 @@ class EventWriter(Protocol):
     def close(self) -> None:
         """Ends the writing."""
 
-    def reopen(self) -> None:
+    def reopen(self) -> object:
         """Begins to write again."""
 
 

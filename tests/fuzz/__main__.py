@@ -40,7 +40,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "shapes": Kind("long, deep and wide expression lists", 100_000, programs.fuzz_shapes),
     "orders": Kind("orders in sequences", 20_000, orders.fuzz),
     "checkpoints": Kind("damaged checkpoint directories", 5_000, files.fuzz_checkpoints),
-    "events": Kind("damaged event files", 20_000, files.fuzz_events),
     "flags": Kind("values of flags", 50_000, flag_values.fuzz),
 }
 

@@ -1,11 +1,10 @@
-"""Damaged checkpoint directories and event files: an error that names them, or what they hold; no more.
+"""Damaged checkpoint directories: an error that names them, or what they hold; no more.
 
 Each is read by a process of its own that reads one after the other; if it ends, or takes memory, the damage is named.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import resource
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from tensorboardX.proto import event_pb2, summary_pb2
-from tensorboardX.record_writer import masked_crc32c
 
 import harness
 import runtime as rt
-from harness.tensorboard.writer import points_to_repeat, read_events
 from tests.kit.processes import ROOT
 
 MEMORY: Final = 1 << 30
@@ -82,51 +78,23 @@ def _variables() -> None:
     rt.Variable(np.array([b"one", b"two"], object), name="s")
 
 
-def event_file(path: Path, chance: random.Random) -> Path:
-    """An event file with some points, whose lengths may be damaged and right by their checksums."""
-    with path.open("wb") as file:
-        for step in range(20):
-            value = summary_pb2.Summary.Value(tag=f"t{step % 3}", simple_value=float(step))
-            data = event_pb2.Event(step=step, summary=summary_pb2.Summary(value=[value])).SerializeToString()
-            length = (
-                len(data) if chance.random() < 0.95 else chance.choice((0, 1 << 20, 1 << 40, (1 << 64) - 1))
-            ).to_bytes(8, "little")
-            checks = (masked_crc32c(length).to_bytes(4, "little"), masked_crc32c(data).to_bytes(4, "little"))
-            file.write(length + checks[0] + data + checks[1])
-    return path
-
-
-def _child(kind: str, first: int, last: int, seed: int) -> None:
+def _child(first: int, last: int, seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))
-    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        good = saved(Path(place)) if kind == "checkpoints" else Path(place)
-        if kind == "checkpoints":
-            graph = stack.enter_context(rt.Graph().as_default())
-            sess = stack.enter_context(rt.Session("", graph))
-            _variables()
-            saver = harness.Saver()
-            saver.restore(sess, str(good))
+    graph = rt.Graph()
+    with tempfile.TemporaryDirectory() as place, graph.as_default(), rt.Session("", graph) as sess:
+        good = saved(Path(place))
+        _variables()
+        saver = harness.Saver()
+        saver.restore(sess, str(good))
         before = _peak()
         for number in range(first, last):
-            chance = random.Random(f"{kind}:{seed}:{number}")
-            if kind == "checkpoints":
-                hostile = Path(shutil.copytree(good, Path(place) / "hostile" / "1"))
-                how = "; ".join(damage(hostile, chance) for _ in range(chance.choice((1, 1, 2))))
-            else:
-                hostile = Path(place) / "logs"
-                hostile.mkdir()
-                file = event_file(hostile / "events.out.tfevents.1.host", chance)
-                how = damage(file, chance)
+            chance = random.Random(f"checkpoints:{seed}:{number}")
+            hostile = Path(shutil.copytree(good, Path(place) / "hostile" / "1"))
+            how = "; ".join(damage(hostile, chance) for _ in range(chance.choice((1, 1, 2))))
             print(f"at {number} {how}", flush=True)
             try:
-                if kind == "checkpoints":
-                    saver.restore(sess, str(hostile))
-                else:
-                    points_to_repeat(str(hostile), 15)
-                    for path in hostile.iterdir():
-                        if path.is_file():
-                            list(read_events(str(path)))
+                saver.restore(sess, str(hostile))
                 print("read", flush=True)
             except (rt.OpError, ValueError, OSError) as error:
                 print(type(error).__name__, flush=True)
@@ -139,8 +107,9 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _fuzz(kind: str, count: int, seed: int) -> str:
-    command = [sys.executable, "-m", "tests.fuzz.files", kind, "0", str(count), str(seed)]
+def fuzz_checkpoints(count: int, seed: int) -> str:
+    """Restores from so many damaged directories."""
+    command = [sys.executable, "-m", "tests.fuzz.files", "0", str(count), str(seed)]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECS + 5.0 * count, errors="replace"
@@ -149,18 +118,8 @@ def _fuzz(kind: str, count: int, seed: int) -> str:
     assert done.returncode == 0, f"{lines[-1] if lines else 'nothing'} ended it: {done.stderr[-3000:]}"
     counts = Counter(line for line in lines if not line.startswith("at "))
     assert counts.total() == count
-    return f"{count:,} {kind}: {dict(counts.most_common())}"
-
-
-def fuzz_checkpoints(count: int, seed: int) -> str:
-    """Restores from so many damaged directories."""
-    return _fuzz("checkpoints", count, seed)
-
-
-def fuzz_events(count: int, seed: int) -> str:
-    """Reads so many damaged event files."""
-    return _fuzz("events", count, seed)
+    return f"{count:,} checkpoints: {dict(counts.most_common())}"
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], *map(int, sys.argv[2:]))
+    _child(*map(int, sys.argv[1:]))

@@ -12,7 +12,6 @@ BOUNDED = {
     "shapes": 30,
     "orders": 200,
     "checkpoints": 60,
-    "events": 100,
 }
 
 

@@ -136,7 +136,7 @@ class EventsHook(GlobalStepHook):
         if self.writer is None:
             return
         if self._output_dir:
-            self.writer.rest()
+            self.writer.close()
         else:
             self.writer.flush()
 

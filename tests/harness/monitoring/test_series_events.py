@@ -9,8 +9,8 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
+from tests.kit.events import read_events
 from tests.runtime.kit import TARGET, servers
 
 pytestmark = pytest.mark.cluster

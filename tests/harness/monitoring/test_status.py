@@ -22,7 +22,7 @@ from harness.monitoring.cluster_scalars import LAYOUT, scalars
 from harness.monitoring.prometheus import MetricsServer
 from harness.monitoring.rates import figures, sizes, table
 from harness.tensorboard.plugin_messages import custom_scalars_summary
-from harness.tensorboard.writer import read_events
+from tests.kit.events import read_events
 from tests.kit.processes import ROOT
 from tests.kit.waits import TIMEOUT_SECS
 from tests.runtime.kit import TARGET, addresses, servers, train

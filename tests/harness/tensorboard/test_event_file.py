@@ -1,4 +1,4 @@
-"""Event files on disks that fail, and event files that are damaged: telemetry never ends training."""
+"""Event files on disks that fail: telemetry never ends training."""
 
 import errno
 import os
@@ -12,13 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboardX.proto import summary_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 import runtime as rt
 from harness import FileWriter
 from harness.tensorboard import event_file
-from harness.tensorboard.writer import points_to_repeat, read_events
+from tests.kit.events import read_events
 
 _pwrite = os.pwrite
 
@@ -86,7 +85,7 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
 ) -> None:
     monkeypatch.setattr(event_file, "KEEP_BYTES", 200)
     before = rt.lowlevel.metrics.read().get("events_lost_total", 0.0)
-    with FileWriter(tmp_path, max_queue=2) as writer:
+    with FileWriter(tmp_path) as writer:
         writer.flush()
         path = events_file(tmp_path)
         disk.room = path.stat().st_size
@@ -101,28 +100,6 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
     lost = 101 - len(found)
     assert rt.lowlevel.metrics.read()["events_lost_total"] - before == lost
     assert f"; {lost} events were lost" in caplog.text
-
-
-def test_what_a_tag_means_is_said_again_after_a_loss(
-    tmp_path: pathlib.Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_file, "KEEP_BYTES", 0)
-    with FileWriter(tmp_path) as writer:
-        assert writer.flush()
-        value = summary_pb2.Summary.Value(tag="h", simple_value=1.0)
-        value.metadata.plugin_data.plugin_name = "scalars"
-        summary = summary_pb2.Summary(value=[value])
-        disk.room = events_file(tmp_path).stat().st_size
-        for step in range(2):  # the first one waits, the second is lost
-            writer.add_summary(summary, step)
-            assert not writer.flush()
-        disk.room = 1 << 40
-        for step in range(2, 4):
-            assert writer.flush()
-            writer.add_summary(summary, step)
-    events = [event for event in read_events(str(events_file(tmp_path))) if event.HasField("summary")]
-    said = {event.step: event.summary.value[0].HasField("metadata") for event in events}
-    assert said == {0: True, 2: True, 3: False}
 
 
 def test_a_disk_that_stays_full_costs_the_events_only(
@@ -206,82 +183,3 @@ def test_any_story_of_a_full_disk_gives_a_prefix_of_the_same_stream(
         records.flush()
         records.close()
     assert path.read_bytes() == stream
-
-
-# -- damage --------------------------------------------------------------------------------------------------------
-
-
-def write_run(logdir: pathlib.Path, first: int, end: int) -> pathlib.Path:
-    with FileWriter(logdir) as writer:
-        writer.add_session_log("START", first)
-        for step in range(first, end):
-            writer.add_scalars({"loss": step, "rate": 2.0 * step}, step)
-        path = writer.path
-    assert path is not None
-    return pathlib.Path(path)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    damage=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), max_size=8),
-    cut=st.one_of(st.none(), st.integers(0, 1 << 20)),
-    tail=st.binary(max_size=64),
-)
-def test_a_damaged_file_never_keeps_a_chief_from_starting_and_gives_no_wrong_point(
-    whole_run: tuple[pathlib.Path, bytes], damage: list[tuple[int, int]], cut: int | None, tail: bytes
-) -> None:
-    path, good = whole_run
-    data = bytearray(good)
-    for place, change in damage:
-        data[place % len(data)] ^= change
-    if cut is not None:
-        del data[cut % len(data) :]
-    path.write_bytes(bytes(data) + tail)
-    points = points_to_repeat(str(path.parent), 20)
-    for event in points:
-        (value,) = event.summary.value
-        assert value.tag in ("loss", "rate") and event.step < 20
-        assert value.simple_value == event.step * (1 if value.tag == "loss" else 2)
-    if bytes(data) + tail == good:
-        assert [event.step for event in points] == [19, 19]
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, bytes]:
-    path = write_run(tmp_path_factory.mktemp("damage"), 0, 30)
-    return path, path.read_bytes()
-
-
-def test_a_bad_record_costs_itself_and_a_bad_length_the_rest(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write_run(tmp_path, 0, 30)
-    good = path.read_bytes()
-    starts, at = [], 0
-    while at < len(good):
-        starts.append(at)
-        at += struct.unpack_from("<Q", good, at)[0] + 16
-    data = bytearray(good)
-    data[starts[22] + 12 : starts[23]] = bytes(starts[23] - starts[22] - 12)  # step 20 and its checksum
-    path.write_bytes(data)
-    assert steps(path) == [step for step in range(30) if step != 20]
-    assert "1 record" in caplog.text and str(path) in caplog.text
-    caplog.clear()
-    data = bytearray(good)
-    data[starts[22]] ^= 1  # a length
-    path.write_bytes(data)
-    assert steps(path) == list(range(20))
-    assert "the rest of it is skipped" in caplog.text and str(path) in caplog.text
-    with FileWriter(tmp_path) as writer:  # the chief that starts again
-        writer.add_session_log("START", 10)
-        writer.add_scalars({"loss": 10.0}, 10)
-
-
-def test_a_file_that_cannot_be_read_is_told_of_and_left_out(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_run(tmp_path, 0, 30)
-    (tmp_path / "events.out.tfevents.0000000001.gone").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "events.out.tfevents.0000000002.directory").mkdir()
-    assert [event.step for event in points_to_repeat(str(tmp_path), 20)] == [19, 19]
-    assert "gone" in caplog.text and "directory" in caplog.text

@@ -169,9 +169,3 @@ def test_merge_refuses_numbers() -> None:
 def test_summaries_do_not_follow_a_device_scope() -> None:
     with rt.device("/job:ps/task:0"):
         assert summary.scalar("s", 1.0).device == ""
-
-
-def test_hparams_is_a_constant_that_is_not_merged() -> None:
-    tensor = summary.hparams({"rate": 0.1, "name": "sgd", "nesterov": True, "none": None}, ["accuracy"])
-    assert summary.merge_all() is None
-    assert [v.tag for v in value_of(tensor)] == ["_hparams_/experiment", "_hparams_/session_start_info"]

@@ -12,7 +12,7 @@ from tensorboardX.proto import event_pb2, summary_pb2
 import runtime as rt
 from harness import FileWriter, FileWriterCache
 from harness.tensorboard.graph_def import graph_def
-from harness.tensorboard.writer import points_to_repeat, read_events
+from tests.kit.events import read_events
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -47,7 +47,7 @@ def test_events_are_in_the_file_in_the_order_they_were_added(tmp_path: pathlib.P
 
 
 def test_flush_returns_when_everything_is_on_disk(tmp_path: pathlib.Path) -> None:
-    with FileWriter(tmp_path, max_queue=1000, flush_secs=1000) as writer:
+    with FileWriter(tmp_path, flush_secs=1000) as writer:
         for step in range(500):
             writer.add_scalars({"a": step}, step)
         writer.flush()
@@ -67,7 +67,7 @@ def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> 
 
 
 def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
-    with FileWriter(tmp_path, max_queue=2) as writer:
+    with FileWriter(tmp_path) as writer:
         threads = [
             threading.Thread(target=lambda k=k: [writer.add_scalars({f"t{k}": i}, i) for i in range(50)])
             for k in range(4)
@@ -81,26 +81,14 @@ def test_many_threads_lose_nothing(tmp_path: pathlib.Path) -> None:
         assert [e.step for e in found if e.summary.value[0].tag == f"t{k}"] == list(range(50))
 
 
-def test_reopening_within_a_second_writes_over_nothing(tmp_path: pathlib.Path) -> None:
+def test_events_after_close_are_in_a_new_file(tmp_path: pathlib.Path) -> None:
     writer = FileWriter(tmp_path)
     for step in range(3):
         writer.add_scalars({"a": 1.0}, step)
         writer.close()
-        writer.reopen()
-    writer.close()
-    assert len(files(tmp_path)) == 4
+        writer.close()
+    assert len(files(tmp_path)) == 3
     assert [e.step for e in events(tmp_path) if e.HasField("summary")] == [0, 1, 2]
-
-
-def test_closed_writer_drops_and_warns_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = FileWriter(tmp_path)
-    writer.close()
-    writer.close()
-    writer.add_scalars({"a": 1.0}, 1)
-    writer.add_scalars({"a": 1.0}, 2)
-    writer.flush()
-    assert caplog.text.count("closed FileWriter") == 1
-    assert len(events(tmp_path)) == 1
 
 
 @pytest.mark.cluster
@@ -116,9 +104,6 @@ def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
             writer.add_summary("text", 1)
         with pytest.raises(TypeError, match="add_graph takes"):
             writer.add_graph("text")
-        writer.add_run_metadata(rt.RunMetadata(), "step 1", 1)
-        with pytest.raises(ValueError, match="'step 1' was already used"):
-            writer.add_run_metadata(rt.RunMetadata(), "step 1", 2)
 
 
 def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: pathlib.Path) -> None:
@@ -163,20 +148,6 @@ def write_run(logdir: pathlib.Path, start: int, steps: range, tags: dict[str, fl
         writer.add_session_log("START", start)
         for step in steps:
             writer.add_scalars({tag: base + step for tag, base in tags.items()}, step)
-
-
-def test_a_restart_repeats_the_last_good_point_of_tags_that_went_too_far(tmp_path: pathlib.Path) -> None:
-    # Files are read in the order of their names, that is of seconds: the other worker's comes first whenever one ends.
-    write_run(tmp_path, 0, range(100), {"elsewhere": 0}, suffix=".worker1")
-    with FileWriter(tmp_path) as writer:
-        writer.add_scalars({"short": 0.0}, 10)
-    write_run(tmp_path, 0, range(0, 60, 10), {"loss": 0})
-    (event,) = points_to_repeat(str(tmp_path), 35)
-    assert (event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) == (30, "loss", 30)
-    write_run(tmp_path, 35, range(40, 100, 10), {"loss": 1000})
-    assert [e.step for e in points_to_repeat(str(tmp_path), 95)] == []
-    (event,) = points_to_repeat(str(tmp_path), 65)
-    assert (event.step, event.summary.value[0].simple_value) == (60, 1060)
 
 
 def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: pathlib.Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import harness
-from harness.tensorboard.writer import read_events
 from harness.testing import PRELOAD, FaultPlan, LocalCluster, no_leaks
+from tests.kit.events import read_events
 
 pytestmark = pytest.mark.chaos
 

@@ -12,9 +12,9 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints.saver import latest_checkpoint
-from harness.tensorboard.writer import read_events
 from harness.training import stop_orders
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from tests.kit.events import read_events
 from tests.kit.losses import loss_of
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import SessionLog
 
-from harness.tensorboard.writer import read_events
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
+from tests.kit.events import read_events
 
 pytestmark = pytest.mark.chaos
 
