@@ -10,7 +10,6 @@ from runtime import lowlevel
 from runtime.cluster.jobset import JobSetClusterResolver
 from runtime.cluster.resolvers import (
     ClusterResolver,
-    SimpleClusterResolver,
     TFConfigClusterResolver,
 )
 from runtime.cluster.slurm import SlurmClusterResolver
@@ -128,7 +127,6 @@ __all__ = [
     "Server",
     "Session",
     "SessionConfig",
-    "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TaskId",

@@ -61,11 +61,12 @@ class DeviceSpec:
 
     def to_string(self) -> str:
         """Returns the short form, '/job:worker/task:1/cpu:0'; empty without parts."""
-        return self._format(short=True)
-
-    def full_string(self) -> str:
-        """Returns the full form, '/job:worker/replica:0/task:1/device:CPU:0', without parts that are not set."""
-        return replace(self, replica=self.replica or 0)._format(short=False) if self.job else self._format(short=False)
+        parts = (("job", self.job), ("replica", self.replica), ("task", self.task))
+        name = "".join(f"/{part}:{value}" for part, value in parts if value is not None)
+        if self.device_type is not None:
+            kind = self.device_type.lower() if self.device_type in SHORT_TYPES else f"device:{self.device_type}"
+            name += f"/{kind}:{'*' if self.device_index is None else self.device_index}"
+        return name
 
     def merge(self, inner: "DeviceSpec") -> "DeviceSpec":
         """Returns the parts of `inner`, completed by the parts of this spec.
@@ -81,16 +82,6 @@ class DeviceSpec:
         """Returns the short form."""
         return self.to_string()
 
-    def _format(self, short: bool) -> str:
-        parts = [("job", self.job), ("replica", self.replica), ("task", self.task)]
-        name = "".join(f"/{part}:{value}" for part, value in parts if value is not None)
-        if self.device_type is not None:
-            kind = (
-                self.device_type.lower() if short and self.device_type in SHORT_TYPES else f"device:{self.device_type}"
-            )
-            name += f"/{kind}:{'*' if self.device_index is None else self.device_index}"
-        return name
-
 
 ANYWHERE = DeviceSpec()
 """The device name without parts."""
@@ -98,34 +89,32 @@ ANYWHERE = DeviceSpec()
 
 @functools.lru_cache(maxsize=4096)
 def _parse(name: str) -> DeviceSpec:
-    fields: dict[str, Any] = {}
+    found: dict[str, str] = {}
     for part in filter(None, name.split("/")):
-        key, *values = part.split(":")
-        if key in ("job", "replica", "task") and len(values) == 1:
-            found: dict[str, Any] = {key: values[0] if key == "job" else _number(values[0], part, name)}
-            if values[0] == "*":
-                continue
-        elif key == "device" and len(values) in (1, 2):
-            found = {"device_type": values[0], "device_index": _number(values[1], part, name) if values[1:] else None}
-        elif key.upper() in SHORT_TYPES and len(values) <= 1:
-            found = {"device_type": key, "device_index": _number(values[0], part, name) if values else None}
-        else:
+        key, _, value = part.partition(":")
+        is_device = key == "device" or key.upper() in SHORT_TYPES
+        if key == "device":
+            key, _, value = value.partition(":")
+        if not key or ":" in value or not (is_device or (key in ("job", "replica", "task") and value)):
             raise InvalidArgumentError(
                 f"cannot read {part!r} in device {name!r}: expected parts such as "
                 "/job:worker, /task:0, /cpu:0 or /device:GPU:0"
             )
-        if fields.keys() & found.keys():
+        parts = {"device_type": key, "device_index": value} if is_device else {key: value}
+        if found.keys() & parts.keys():
             raise InvalidArgumentError(f"device {name!r} says {key!r} twice")
-        fields |= found
+        found |= parts
+    fields: dict[str, Any] = {}
+    for field, text in found.items():
+        if text in ("", "*"):
+            continue
+        if field in ("job", "device_type"):
+            fields[field] = text
+        elif text.isascii() and text.isdigit():
+            fields[field] = int(text)
+        else:
+            raise InvalidArgumentError(f"{text!r} in device {name!r} needs a number or '*'")
     try:
         return DeviceSpec(**fields)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error.message} {name!r}") from None
-
-
-def _number(text: str, part: str, name: str) -> int | None:
-    if text == "*":
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidArgumentError(f"{part!r} in device {name!r} needs a number or '*'")
-    return int(text)

@@ -38,16 +38,7 @@ class JobSetClusterResolver(ClusterResolver):
       ``worker=1x4+`` for one child job of 4 pods at first, whose ``parallelism`` and ``completions`` may be raised.
     * JOBSET_SUBDOMAIN: of the network of the JobSet, by default its name. With a cluster domain if that is needed.
     * BELLWETHER_PORT: of every task, by default 2222.
-
-    Args:
-        port: port of every task, instead of BELLWETHER_PORT.
-        rpc_layer: prefix of the addresses of `master()`.
     """
-
-    def __init__(self, port: int | None = None, rpc_layer: str | None = "grpc") -> None:
-        """Makes the resolver; see the class."""
-        super().__init__(rpc_layer=rpc_layer)
-        self._port = port
 
     def cluster_spec(self) -> ClusterSpec:
         """Returns the cluster that the variables describe now.
@@ -57,33 +48,21 @@ class JobSetClusterResolver(ClusterResolver):
         """
         name = _variable(NAME_VARIABLE)
         subdomain = os.environ.get(SUBDOMAIN_VARIABLE) or name
-        port = self._port if self._port is not None else _number(PORT_VARIABLE, str(DEFAULT_PORT))
+        port = _number(PORT_VARIABLE, str(DEFAULT_PORT))
         return ClusterSpec(
             {
                 job: {
                     j * pods + p: f"{name}-{job}-{j}-{p}.{subdomain}:{port}"
                     for j in range(replicas)
-                    for p in [*range(pods), *self._added(job, pods)]
+                    for p in [*range(pods), *_added(job, pods, grows)]
                 }
-                for job, (replicas, pods, _) in _sizes().items()
+                for job, (replicas, pods, grows) in _sizes().items()
             }
         )
 
-    def _added(self, job: str, pods: int) -> list[int]:
-        """Returns the index of this pod if its job has grown since the variables were written."""
-        if job != self.task_type or not _sizes()[job][2]:
-            return []
-        pod = _number(POD_INDEX_VARIABLE, "0")
-        return [pod] if pod >= pods else []
-
-    def _found_type(self) -> str | None:
-        return os.environ.get(JOB_VARIABLE)
-
-    def _found_id(self) -> int | None:
-        if JOB_INDEX_VARIABLE not in os.environ:
-            return None
-        _, pods, _ = _sizes().get(self.task_type or "", (0, 1, False))
-        return _number(JOB_INDEX_VARIABLE) * pods + _number(POD_INDEX_VARIABLE, "0")
+    def _task(self) -> tuple[str | None, int | None]:
+        _, task = self.checked()
+        return task.job, task.index
 
     def checked(self) -> tuple[ClusterSpec, TaskId]:
         """Returns the cluster, and the task of this process.
@@ -103,6 +82,14 @@ class JobSetClusterResolver(ClusterResolver):
                 )
             index = index * pods + pod
         return cluster, own_task(cluster, job, index, f"{JOB_VARIABLE} and {JOB_INDEX_VARIABLE}")
+
+
+def _added(job: str, pods: int, grows: bool) -> list[int]:
+    """Returns the index of this pod if its job has grown since the variables were written."""
+    if job != os.environ.get(JOB_VARIABLE) or not grows:
+        return []
+    pod = _number(POD_INDEX_VARIABLE, "0")
+    return [pod] if pod >= pods else []
 
 
 def _sizes() -> dict[str, tuple[int, int, bool]]:

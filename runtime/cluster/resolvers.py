@@ -15,119 +15,41 @@ from runtime.errors import InvalidArgumentError
 
 
 class ClusterResolver(ABC):
-    """The base of all resolvers.
-
-    Attributes:
-        task_type: job of this process; None if unknown.
-        task_id: task index of this process; None if unknown.
-        rpc_layer: prefix of the addresses of `master()`, such as "grpc"; None for no prefix.
-    """
-
-    def __init__(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> None:
-        """Makes the resolver; see the class."""
-        self._task_type = task_type
-        self._task_id = task_id
-        self._rpc_layer = rpc_layer
+    """The base of all resolvers."""
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
         """Returns the present cluster."""
 
+    @abstractmethod
+    def _task(self) -> tuple[str | None, int | None]:
+        """Returns the job and the index of this process; None for what is unknown."""
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process; None if unknown."""
+        return self._task()[0]
+
+    @property
+    def task_id(self) -> int | None:
+        """Task index of this process; None if unknown."""
+        return self._task()[1]
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix of the addresses of `master()`, such as "grpc"."""
+        return "grpc"
+
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the target for a session: the named task, else the default of the resolver.
+        """Returns the target for a session: the named task, else this process.
 
         Raises:
             InvalidArgumentError: The cluster has no such task.
         """
         if task_type is None or task_id is None:
-            return target(self._default_master(), rpc_layer or self.rpc_layer)
-        return target(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
-
-    def _default_master(self) -> str:
-        """Returns the address for `master()` without a task; empty for this process."""
-        return ""
-
-    # Kinds of resolvers that read the environment override these; what was given to the resolver comes first.
-
-    def _found_type(self) -> str | None:
-        return None
-
-    def _found_id(self) -> int | None:
-        return None
-
-    def _found_layer(self) -> str | None:
-        return None
-
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process; None if unknown."""
-        return self._task_type if self._task_type is not None else self._found_type()
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Task index of this process; None if unknown."""
-        return self._task_id if self._task_id is not None else self._found_id()
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """The prefix of the addresses of `master()`, such as "grpc"."""
-        return self._rpc_layer if self._rpc_layer is not None else self._found_layer()
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
-
-
-def target(address: str, rpc_layer: str | None = None) -> str:
-    """Makes "grpc://host:port" of an address; an empty address (this process) stays empty."""
-    return f"{rpc_layer}://{address}" if address and rpc_layer else address
-
-
-class SimpleClusterResolver(ClusterResolver):
-    """The resolver of a cluster that is given.
-
-    Args:
-        cluster_spec: the cluster.
-        master: the target for `master()` without a task.
-        task_type: job of this process.
-        task_id: task index of this process.
-        rpc_layer: prefix of the addresses of `master()`, such as "grpc".
-
-    Raises:
-        TypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
-    """
-
-    def __init__(
-        self,
-        cluster_spec: ClusterSpec,
-        master: str = "",
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> None:
-        """Makes the resolver; see the class."""
-        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
-        if not isinstance(cluster_spec, ClusterSpec):
-            raise TypeError(f"cluster_spec must be a ClusterSpec, not {type(cluster_spec).__name__}")
-        if not isinstance(master, str):
-            raise TypeError(f"master must be a string, not {type(master).__name__}")
-        self._cluster_spec = cluster_spec
-        self._master = master
-
-    def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster that was given."""
-        return self._cluster_spec
-
-    def _default_master(self) -> str:
-        return self._master
+            return ""
+        layer = rpc_layer or self.rpc_layer
+        return f"{layer}://" * bool(layer) + self.cluster_spec().task_address(task_type, task_id)
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -140,12 +62,7 @@ class TFConfigClusterResolver(ClusterResolver):
     and, with ``enableDynamicWorker``, with ``sparseCluster``: a worker sees itself and all ps there, a ps only itself,
     an evaluator nobody.
 
-    Without the variable the cluster is empty. Arguments override the variable.
-
-    Args:
-        task_type: job of this process.
-        task_id: task index of this process.
-        rpc_layer: prefix of the addresses of `master()`, such as "grpc".
+    Without the variable the cluster is empty.
     """
 
     def cluster_spec(self) -> ClusterSpec:
@@ -163,7 +80,7 @@ class TFConfigClusterResolver(ClusterResolver):
         if not isinstance(jobs, dict):
             raise InvalidArgumentError(f'"sparseCluster" must be an object, got {jobs!r}')
         ps = jobs.get("ps")
-        if _tf_config_task().get("type") == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
+        if self.task_type == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
             # The ps is alone in the list, whatever its index.
             jobs = {"ps": {self.task_id or 0: ps[0]}}
         return ClusterSpec({job: tasks for job, tasks in jobs.items() if tasks})
@@ -179,7 +96,7 @@ class TFConfigClusterResolver(ClusterResolver):
             raise InvalidArgumentError("TF_CONFIG is not set: is this a pod of a TFJob?")
         try:
             _tf_config()
-            job, index = self.task_type, self.task_id
+            job, index = self._task()
         except json.JSONDecodeError as error:
             raise InvalidArgumentError(str(error)) from None
         try:
@@ -190,18 +107,20 @@ class TFConfigClusterResolver(ClusterResolver):
             raise InvalidArgumentError('TF_CONFIG has no "task": {"type": ..., "index": ...}: which task is this?')
         return cluster, own_task(cluster, job, index, "TF_CONFIG")
 
-    def _found_type(self) -> str | None:
-        return _tf_config_task().get("type")
-
-    def _found_id(self) -> int | None:
-        """Returns the task index, which TF_CONFIG may write as a string."""
-        index = _tf_config_task().get("index")
+    def _task(self) -> tuple[str | None, int | None]:
+        """Returns the task; TF_CONFIG may write the index as a string."""
+        task = _tf_config().get("task") or {}
+        if not isinstance(task, dict):
+            raise InvalidArgumentError(f'TF_CONFIG: "task" must be an object, got {task!r}')
+        index = task.get("index")
         try:
-            return None if index is None else int(index)
+            return task.get("type"), None if index is None else int(index)
         except (TypeError, ValueError):
             raise InvalidArgumentError(f"TF_CONFIG: task index must be an integer, got {index!r}") from None
 
-    def _found_layer(self) -> str | None:
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix of the addresses of `master()`; None without one in TF_CONFIG."""
         return _tf_config().get("rpc_layer")
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -219,12 +138,13 @@ class TFConfigClusterResolver(ClusterResolver):
         cluster = self.cluster_spec()
         if len(cluster.tasks()) <= 1:
             return ""
-        job = task_type if task_type is not None else self.task_type
-        index = task_id if task_id is not None else self.task_id
+        own_type, own_id = self._task()
+        job = own_type if task_type is None else task_type
+        index = own_id if task_id is None else task_id
         if job is None or index is None:
             missing = "No such job in cluster: None" if job is None else f"No task index for job {job!r}"
             raise InvalidArgumentError(f'{missing}; add "task": {{"type": ..., "index": ...}} to TF_CONFIG')
-        return target(cluster.task_address(job, index), rpc_layer or self.rpc_layer)
+        return super().master(job, index, rpc_layer)
 
 
 def _tf_config() -> dict[str, Any]:
@@ -261,10 +181,3 @@ def own_task(cluster: ClusterSpec, job: str, index: int, source: str) -> TaskId:
         there = ", ".join(map(str, indices)) or "none"
         raise InvalidArgumentError(f"{source}: task index {index} is out of range; the tasks of {job}: {there}")
     return TaskId(job, index)
-
-
-def _tf_config_task() -> dict[str, Any]:
-    task = _tf_config().get("task") or {}
-    if not isinstance(task, dict):
-        raise InvalidArgumentError(f'TF_CONFIG: "task" must be an object, got {task!r}')
-    return task

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from runtime.cluster.resolvers import ClusterResolver
 from runtime.cluster.spec import ClusterSpec
+from runtime.retired import explains_arguments
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -22,30 +23,17 @@ class SlurmClusterResolver(ClusterResolver):
     Args:
         jobs: number of tasks of each job; by default {"worker": all tasks of the step}.
         port_base: port of the first task on a node; its next task has the next port, and so on.
-        gpus_per_node: GPUs on each node; by default SLURM_GPUS_ON_NODE, else 0.
-        gpus_per_task: GPUs of each task; by default those of the node shared out evenly.
-        tasks_per_node: tasks on each node, or on the nodes by name; by default SLURM_STEP_TASKS_PER_NODE.
-        auto_set_gpu: True if `cluster_spec()` puts the GPUs of this task into CUDA_VISIBLE_DEVICES.
-        rpc_layer: prefix of the addresses of `master()`.
 
     Raises:
-        RuntimeError: not in a Slurm step, or it has fewer tasks or GPUs than asked for.
+        RuntimeError: not in a Slurm step, or it has fewer tasks than asked for.
     """
 
-    def __init__(
-        self,
-        jobs: Mapping[str, int] | None = None,
-        port_base: int = 8888,
-        gpus_per_node: int | None = None,
-        gpus_per_task: int | None = None,
-        tasks_per_node: int | Mapping[str, int] | None = None,
-        auto_set_gpu: bool = True,
-        rpc_layer: str = "grpc",
-    ) -> None:
+    @explains_arguments
+    def __init__(self, jobs: Mapping[str, int] | None = None, port_base: int = 8888) -> None:
         """Makes the resolver; see the class."""
         rank = int(_slurm("PROCID"))
         jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
-        groups = _groups(tasks_per_node)
+        groups = _groups()
         places = _places(groups)
         if sum(jobs.values()) > len(places):
             raise RuntimeError(
@@ -55,18 +43,15 @@ class SlurmClusterResolver(ClusterResolver):
         order = [(job, index) for job in sorted(jobs) for index in range(jobs[job])]
         tasks = {task: f"{node}:{port_base + local}" for task, (node, local) in zip(order, places, strict=False)}
         self._cluster_spec = ClusterSpec({job: [tasks[job, i] for i in range(jobs[job])] for job in sorted(jobs)})
-        task_type, task_id = order[rank] if rank < len(order) else (None, None)
-        super().__init__(task_type=task_type, task_id=task_id, rpc_layer=rpc_layer)
-
+        self._own_task = order[rank] if rank < len(order) else (None, None)
         if rank < len(places) and os.environ.get("SLURMD_NODENAME", places[rank][0]) != places[rank][0]:
             raise RuntimeError(
                 f"rank {rank} runs on {os.environ['SLURMD_NODENAME']}, not on {places[rank][0]}: "
                 "the ranks must lie in blocks on the nodes, use srun --distribution=block"
             )
         own = _group_of(groups, rank)
-        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) if gpus_per_node is None else gpus_per_node
-        each = _gpus_of_task(on_node, gpus_per_task, max(groups[own].values(), default=0))
-        self._auto_set_gpu = auto_set_gpu
+        on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
+        each = on_node // max(*groups[own].values(), 1)
         self._gpus: tuple[int, int, int] | None = None
         if each and rank < len(places):
             node, number = places[rank]
@@ -75,21 +60,13 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus = (number * each, each, on_node)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster of the step, and sets CUDA_VISIBLE_DEVICES if requested and there are GPUs."""
-        if self._auto_set_gpu and self._gpus is not None:
+        """Returns the cluster of the step, and gives this task its share of the node's GPUs by CUDA_VISIBLE_DEVICES."""
+        if self._gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), *self._gpus)
         return self._cluster_spec
 
-
-def _gpus_of_task(on_node: int, gpus_per_task: int | None, tasks: int) -> int:
-    """Returns the GPUs of each of so many tasks on a node."""
-    each = on_node // max(tasks, 1) if gpus_per_task is None else gpus_per_task
-    if each * tasks > on_node:
-        raise RuntimeError(
-            f"{tasks} tasks on a node with {each} GPUs each need more than its {on_node} GPUs: "
-            "lower gpus_per_task or raise srun --gpus-per-node"
-        )
-    return each
+    def _task(self) -> tuple[str | None, int | None]:
+        return self._own_task
 
 
 def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> str:
@@ -151,19 +128,15 @@ def _expand_range(part: str) -> list[str]:
     return names
 
 
-def _groups(tasks_per_node: int | Mapping[str, int] | None) -> list[dict[str, int]]:
+def _groups() -> list[dict[str, int]]:
     """Returns the number of tasks on each node, in the order of ranks, for each group; most jobs are one group."""
-    if isinstance(tasks_per_node, Mapping):
-        return [dict(tasks_per_node)]
     size = int(os.environ.get("SLURM_HET_SIZE", 1))
-    if size > 1 and tasks_per_node is None:
+    if size > 1:
         groups = [
             _nodes(f"JOB_NODELIST_HET_GROUP_{group}", f"TASKS_PER_NODE_HET_GROUP_{group}") for group in range(size)
         ]
         if sum(sum(nodes.values()) for nodes in groups) == int(_slurm("STEP_NUM_TASKS")):
             return groups
-    if tasks_per_node is not None:
-        return [dict.fromkeys(expand_hostlist(_slurm("STEP_NODELIST")), tasks_per_node)]
     return [_nodes("STEP_NODELIST", "STEP_TASKS_PER_NODE")]
 
 
