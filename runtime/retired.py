@@ -33,43 +33,43 @@ _LIMITS: Final[Mapping[str, str]] = {
         "this is a constant",
     ),
 }
-REPLACEMENTS: Final[Mapping[str, str]] = (
-    {
-        "--sync=collective": _COLLECTIVE,
-        "harness.CollectiveReplicas": _COLLECTIVE,
-        "harness.join_group": _COLLECTIVE,
-        "harness.Tracker": _TRACKER,
-        "harness.MlflowTracker": _TRACKER,
-        "harness.WandbTracker": _TRACKER,
-        "SyncReplicas.chief_init_op": _SYNC,
-        "SyncReplicas.get_init_tokens_op": _SYNC,
-        "SyncReplicas.local_step_init_op": _SYNC,
-        "SyncReplicas.make_session_run_hook": _SYNC,
-        "SyncReplicas.ready_for_local_init_op": _SYNC,
-        "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
-        "MonitoredTrainingSession(tracker=)": _TRACKER,
-        "Supervisor(tracker=)": _TRACKER,
-        "Server(admission=)": "since 0.2 workers that crowd the cores of a host all train at once; leave the argument out",
-        "--ps_programs": f"{_LISTS}; leave the flag out",
-        "BELLWETHER_PS_PROGRAMS": f"{_LISTS}; unset the variable",
-        "Server(programs=)": f"{_LISTS}; leave the argument out",
-        "--model": "since 0.2 the example has one model, the mlp; leave the flag out",
-        "--clip_norm": "since 0.2 use Optimizer(before_push=optax.clip_by_global_norm(1.0)) in a program",
-        "--best_by": "since 0.2 the evaluator of the example keeps the checkpoint of the best accuracy; leave the flag out",
-        "--ps_backups_sync": "since 0.2 use --ps_backups_lag=0",
-        "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
-        "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
-    }
-    | {
-        form.format(name): f"since 0.2 {instead} (docs/security.md, Limits)"
-        for name, instead in _LIMITS.items()
-        for form in ("--limit_{}", "Limits({}=)")
-    }
-    | {
-        f"SlurmClusterResolver({name}=)": "since 0.2 Slurm's own variables say this; leave the argument out"
-        for name in ("gpus_per_node", "gpus_per_task", "tasks_per_node", "auto_set_gpu", "rpc_layer")
-    }
-)
+REPLACEMENTS: Final[Mapping[str, str]] = {
+    "--sync=collective": _COLLECTIVE,
+    "harness.CollectiveReplicas": _COLLECTIVE,
+    "harness.join_group": _COLLECTIVE,
+    "harness.Tracker": _TRACKER,
+    "harness.MlflowTracker": _TRACKER,
+    "harness.WandbTracker": _TRACKER,
+    "SyncReplicas.chief_init_op": _SYNC,
+    "SyncReplicas.get_init_tokens_op": _SYNC,
+    "SyncReplicas.local_step_init_op": _SYNC,
+    "SyncReplicas.make_session_run_hook": _SYNC,
+    "SyncReplicas.ready_for_local_init_op": _SYNC,
+    "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
+    "MonitoredTrainingSession(tracker=)": _TRACKER,
+    "Supervisor(tracker=)": _TRACKER,
+    "Server(admission=)": "since 0.2 workers that crowd the cores of a host all train at once; leave the argument out",
+    "--ps_programs": f"{_LISTS}; leave the flag out",
+    "BELLWETHER_PS_PROGRAMS": f"{_LISTS}; unset the variable",
+    "Server(programs=)": f"{_LISTS}; leave the argument out",
+    "--model": "since 0.2 the example has one model, the mlp; leave the flag out",
+    "--clip_norm": "since 0.2 use Optimizer(before_push=optax.clip_by_global_norm(1.0)) in a program",
+    "--best_by": "since 0.2 the evaluator of the example keeps the checkpoint of the best accuracy; leave the flag out",
+    "--ps_backups_sync": "since 0.2 use --ps_backups_lag=0",
+    **dict.fromkeys(
+        map(
+            "SlurmClusterResolver({}=)".format,
+            "gpus_per_node gpus_per_task tasks_per_node auto_set_gpu rpc_layer".split(),
+        ),
+        "since 0.2 the variables of Slurm alone count; leave the argument out",
+    ),
+    "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
+    "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
+} | {
+    form.format(name): f"since 0.2 {instead} (docs/security.md, Limits)"
+    for name, instead in _LIMITS.items()
+    for form in ("--limit_{}", "Limits({}=)")
+}
 """Replacements by name: since which version the name is gone, and what to use instead."""
 
 _Arguments = ParamSpec("_Arguments")
