@@ -7,9 +7,9 @@ from tests.runtime.expressions.fuzz import fuzz
 
 @pytest.mark.chaos
 def test_mutated_programs_never_end_the_process() -> None:
-    outcome = fuzz(400, seed=15)
+    outcome = fuzz(200, seed=15)
     assert outcome.crashed == []
-    assert outcome.counts.get("refused", 0) > 50
-    assert outcome.counts.get("run", 0) > 50
+    assert outcome.counts.get("refused", 0) > 25
+    assert outcome.counts.get("run", 0) > 25
     sizes = [run for run in outcome.memory if len(run) > 1]
     assert all(run[-1] < 1.5 * run[0] for run in sizes), "memory stays flat"
