@@ -65,7 +65,6 @@ from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.placement import (
     DeviceSpec,
     GreedyLoadBalancingStrategy,
-    RandomStrategy,
     byte_size_load_fn,
     device,
     replica_device_setter,
@@ -119,7 +118,6 @@ __all__ = [
     "PermissionDeniedError",
     "Print",
     "RandomShuffleQueue",
-    "RandomStrategy",
     "ResourceExhaustedError",
     "RunMetadata",
     "RunOptions",

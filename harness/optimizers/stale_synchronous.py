@@ -25,8 +25,6 @@ class StaleSynchronous(WrappedOptimizer):
     def __init__(
         self, optimizer: AnyOptimizer, max_staleness: int, *, worker: int | None = None, name: str = "stale_synchronous"
     ) -> None:
-        if max_staleness < 0:
-            raise rt.InvalidArgumentError(f"{name}: max_staleness={max_staleness} is below 0")
         super().__init__(optimizer, name)
         self._max_staleness = max_staleness
         self._worker = worker

@@ -300,20 +300,16 @@ class SyncRunner:
                 leader, others = self._reports[0], self._reports[1:]
                 if leader.workers and any(o.step > leader.step for o in others):
                     raise rt.FailedPreconditionError(f"{self.name}: the global step has gone back")
-                choice = choose(leader, others, self._needed, self._members, self._each, time_is_up)
-                if not choice.workers:
+                workers = choose(leader, others, self._aggregated(), time_is_up)
+                if not workers:
                     return
                 wanted = self._wanted()
-                if time_is_up and len(choice.workers) < self._aggregated():
-                    wanted = 0 if self._elastic else len(choice.workers)
-                    self._members = frozenset(choice.workers)
-                    logging.warning(
-                        "%s: step %d goes on without all workers: %s", self.name, leader.step, choice.reason
-                    )
-                feeds = {
-                    task.order: self._order(i, leader.step, choice.workers, wanted)
-                    for i, task in enumerate(self._tasks)
-                }
+                if time_is_up and len(workers) < self._aggregated():
+                    few = f"only {len(workers)} of {self._aggregated()} gradients came in time"
+                    logging.warning("%s: step %d goes on without all workers: %s", self.name, leader.step, few)
+                    wanted = 0 if self._elastic else len(workers)
+                    self._members = frozenset(workers)
+                feeds = {t.order: self._order(i, leader.step, workers, wanted) for i, t in enumerate(self._tasks)}
             sess.run([task.commit for task in self._tasks], feeds)
             with self._changed:
                 if self._claim_count == claim:

@@ -35,56 +35,34 @@ class ClaimReply:
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The decision of the chief.
-
-    Attributes:
-        workers: the worker of each gradient to apply; empty if the chief waits.
-        reason: in words.
-    """
-
-    workers: tuple[int, ...]
-    reason: str
-
-
 def choose(
     leader: TaskProgress,
     others: Sequence[TaskProgress],
-    needed: int,
-    members: frozenset[int] | None,
-    each: int,
+    wanted: int,
     time_is_up: bool,
-) -> Choice:
+) -> tuple[int, ...]:
     """Chooses whose gradients are applied at the leader's step: only such as all tasks have.
+
+    Returns the worker of each gradient to apply, none if the chief waits.
 
     Args:
         leader: report of the task that holds the step.
         others: reports of the other tasks.
-        needed: gradients in an aggregate.
-        members: the workers that the aggregate waits for; None for all.
-        each: most gradients of one worker in an aggregate.
+        wanted: gradients in the aggregate.
         time_is_up: take what there is.
     """
-    wanted = needed if members is None else min(needed, len(members) * each)
-    fewest = min(len(r.workers) if r.step == leader.step else 0 for r in (leader, *others))
     # This case is checked before anything is counted, because each of many tasks reports in each step.
-    if fewest < wanted and not time_is_up:
-        return Choice((), f"{fewest} of {wanted} gradients are in")
-    has = [Counter(r.workers) if r.step == leader.step else Counter() for r in others]
+    if not time_is_up and any(r.step != leader.step or len(r.workers) < wanted for r in (leader, *others)):
+        return ()
     left = Counter(leader.workers)
-    for counts in has:
-        left &= counts
+    for report in others:
+        left &= Counter(report.workers if report.step == leader.step else ())
     everywhere = []
     for worker in leader.workers:
         if left[worker]:
             left[worker] -= 1
             everywhere.append(worker)
-    if len(everywhere) >= wanted:
-        return Choice(tuple(everywhere[:wanted]), f"{wanted} gradients are in")
-    if time_is_up and everywhere:
-        return Choice(tuple(everywhere), f"only {len(everywhere)} of {wanted} gradients came in time")
-    return Choice((), f"{len(everywhere)} of {wanted} gradients are in")
+    return tuple(everywhere[:wanted]) if time_is_up or len(everywhere) >= wanted else ()
 
 
 @dataclass(frozen=True)

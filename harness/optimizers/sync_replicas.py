@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple
 
 import runtime as rt
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.optimizers.sync_chief import SyncRunner, orders
 from harness.tensorboard import summary
 
-_T = TypeVar("_T")
 _TASK = re.compile(r"/task:(\d+)")
 _ALL = rt.lowlevel.ALL_WORKERS
+
+
+class _Made(NamedTuple):
+    step: rt.Tensor
+    accepted: rt.Tensor
+    counted: rt.Tensor
+    dropped: rt.Tensor
+    status: rt.Tensor
+    runner: SyncRunner
 
 
 class SyncReplicas(WrappedOptimizer):
@@ -87,12 +95,7 @@ class SyncReplicas(WrappedOptimizer):
         self._is_chief = is_chief
         self._elastic = elastic
         self._timeout_secs = sync_timeout_secs
-        self._runner: SyncRunner | None = None
-        self._accepted: rt.Tensor | None = None
-        self._step: rt.Tensor | None = None
-        self._counted: rt.Tensor | None = None
-        self._dropped: rt.Tensor | None = None
-        self._status: rt.Tensor | None = None
+        self._made: _Made | None = None
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -169,12 +172,10 @@ class SyncReplicas(WrappedOptimizer):
             )
             quorums.append(quorum)
             pushes.append(quorum.push(updates, stamp, worker))
-        self._step, self._accepted = pushes[0].outputs
-        _, self._counted, self._dropped, _ = quorums[0].counts()
-        self._status = quorums[0].status()
-        commands = [] if alone else orders(quorums)
-        self._runner = SyncRunner(
-            commands,
+        step, accepted = pushes[0].outputs
+        _, counted, dropped, _ = quorums[0].counts()
+        runner = SyncRunner(
+            [] if alone else orders(quorums),
             needed=self._needed,
             total=self._total,
             timeout_secs=self._timeout_secs,
@@ -182,11 +183,18 @@ class SyncReplicas(WrappedOptimizer):
             elastic=self._elastic,
             leads=bool(self._is_chief) or worker == 0 or on_chief(grads_and_vars),
         )
+        self._made = _Made(step, accepted, counted, dropped, quorums[0].status(), runner)
         if self._is_chief is not False:
-            global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, self._runner)
+            global_step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, runner)
         with rt.device(None):
-            summary.scalar(f"{self.name}/dropped_gradients", self._dropped)
+            summary.scalar(f"{self.name}/dropped_gradients", dropped)
         return rt.group(*pushes, name=f"{self.name}/train")
+
+    @property
+    def _checked(self) -> _Made:
+        if self._made is None:
+            raise rt.InvalidArgumentError(f"{self.name}: apply_gradients should be called before this")
+        return self._made
 
     # -- what it knows -----------------------------------------------------------------------------------------
 
@@ -196,27 +204,27 @@ class SyncReplicas(WrappedOptimizer):
 
         Fetch it beside the training operation.
         """
-        return made(self._accepted, self.name, "accepted")
+        return self._checked.accepted
 
     @property
     def step(self) -> rt.Tensor:
         """Returns the global step after the aggregate to which this step's gradients belong."""
-        return made(self._step, self.name, "step")
+        return self._checked.step
 
     @property
     def dropped_gradients(self) -> rt.Tensor:
         """Returns an int64 tensor: the gradients of all workers that were dropped as stale so far."""
-        return made(self._dropped, self.name, "dropped_gradients")
+        return self._checked.dropped
 
     @property
     def accepted_gradients(self) -> rt.Tensor:
         """Returns an int64 tensor: the gradients of all workers that were applied so far."""
-        return made(self._counted, self.name, "accepted_gradients")
+        return self._checked.counted
 
     @property
     def waiting_for(self) -> rt.Tensor:
         """Returns a string tensor: the workers that the present step waits for, or empty."""
-        return made(self._status, self.name, "waiting_for")
+        return self._checked.status
 
     def get_chief_queue_runner(self) -> SyncRunner:
         """Returns the work that the chief runs beside training.
@@ -226,14 +234,7 @@ class SyncReplicas(WrappedOptimizer):
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet.
         """
-        return made(self._runner, self.name, "get_chief_queue_runner")
-
-
-def made(item: _T | None, name: str, what: str) -> _T:
-    """Returns what ``apply_gradients`` has made; raises InvalidArgumentError where it was not called yet."""
-    if item is None:
-        raise rt.InvalidArgumentError(f"{name}: apply_gradients should be called before {what}")
-    return item
+        return self._checked.runner
 
 
 def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:

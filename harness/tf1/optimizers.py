@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from harness.coordinator import Coordinator
 from harness.optimizers import optimizer, sync_replicas
 from harness.tf1.lift import Names, is_tensor
 from harness.training.hooks.base import SessionRunHook
+
+_T = TypeVar("_T")
 
 OPS = Names()
 """TensorFlow's name in ``tf.train`` -> the class."""
@@ -342,6 +344,13 @@ def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
     return np.zeros([int(size or 0) for size in averaged.shape], averaged.dtype)
 
 
+def _made(item: _T | None, name: str, what: str) -> _T:
+    """Returns what ``apply_gradients`` has made; raises InvalidArgumentError where it was not called yet."""
+    if item is None:
+        raise rt.InvalidArgumentError(f"{name}: apply_gradients should be called before {what}")
+    return item
+
+
 @OPS.add("SyncReplicasOptimizer", "SyncReplicasOptimizerV2")
 class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ignore[misc]
     """``harness.SyncReplicas``: the mean of several workers' gradients, applied once; see ``docs/sync.md``.
@@ -408,19 +417,19 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
             raise rt.InvalidArgumentError(
                 f"Too few tokens to finish the first step: {num_tokens} (given) < {fewest} (needed)"
             )
-        return sync_replicas.made(self._nothing, self.name, "get_init_tokens_op")
+        return _made(self._nothing, self.name, "get_init_tokens_op")
 
     @property
     def chief_init_op(self) -> rt.Operation:
         """Nothing to run: the ps take the step from the global step."""
-        return sync_replicas.made(self._nothing, self.name, "chief_init_op")
+        return _made(self._nothing, self.name, "chief_init_op")
 
     local_step_init_op = chief_init_op
 
     @property
     def ready_for_local_init_op(self) -> rt.Tensor:
         """Names of the global variables that have no value."""
-        return sync_replicas.made(self._ready, self.name, "ready_for_local_init_op")
+        return _made(self._ready, self.name, "ready_for_local_init_op")
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
         """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself.

@@ -36,7 +36,7 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         validate_shape: must be True: a variable has one static shape.
         caching_device: not used; a step reads a variable once in any case.
         name: its name.
-        variable_def: not taken, see ``from_proto``.
+        variable_def: not taken; a variable of an equal graph is found by its name.
         dtype: wanted dtype.
         expected_shape: must be the shape of the initial value when given.
         import_scope: not used.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import random as extend_random
-from jax.extend.core import Primitive, jaxpr_as_fun, primitives
+from jax.extend.core import jaxpr_as_fun, primitives
 from jax.lax import linalg
 
 from runtime.expressions.kinds import (
@@ -72,13 +72,6 @@ class Row:
     attributes: Mapping[str, AttributeKind] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
     cost: int = 1
-
-
-def _bound(primitive: Primitive) -> Make:
-    return primitive.bind
-
-
-# -- loops and branches ----------------------------------------------------------------------------------------------
 
 
 def _while(*operands: Value, cond_nconsts: int, body_nconsts: int, cond_jaxpr: Function, body_jaxpr: Function) -> Value:
@@ -196,10 +189,6 @@ def _svd(x: Value, compute_uv: bool, **attributes: Value) -> Value:
     return (made[1], made[0], made[2]) if compute_uv else made  # as the primitive orders them
 
 
-def _ragged_dot(*operands: Value, **attributes: Value) -> Value:
-    return lax.ragged_dot_general(*operands, **attributes)
-
-
 def _ragged_dimensions(*rows: tuple[int, ...]) -> Value:
     return lax.RaggedDotDimensionNumbers(_dot_dimensions(*rows[:4]), rows[4], rows[5])
 
@@ -234,15 +223,6 @@ GENERATORS = {
 }
 """JAX's own random number generators."""
 
-GENERATOR = one_of(GENERATORS, lambda value: str(value.name))
-PRECISION = optional(one_of(PRECISIONS, _precision_name))
-MODE = optional(member_of(lax.GatherScatterMode, leaving_out=frozenset({"ONE_HOT"})))
-WIDTH = AttributeKind("integer", _bit_width, _bit_width)
-COUNT = integer(0)
-POSITIVE = integer(1)
-SIZES = integers(0)
-POSITIVES = integers(1)
-
 _SCATTER_DIMENSIONS = (
     "update_window_dims",
     "inserted_window_dims",
@@ -258,277 +238,192 @@ _GATHER_DIMENSIONS = (
     "start_indices_batching_dims",
 )
 
-_WINDOW = {
-    "window_dimensions": POSITIVES,
-    "window_strides": POSITIVES,
-    "padding": rows(2),
-    "base_dilation": POSITIVES,
-    "window_dilation": POSITIVES,
-}
-_SCATTER = {
-    "dimension_numbers": groups(
-        5, lax.ScatterDimensionNumbers, lambda d: [tuple(getattr(d, name)) for name in _SCATTER_DIMENSIONS]
-    ),
-    "indices_are_sorted": FLAG,
-    "unique_indices": FLAG,
-    "mode": MODE,
-}
-_REDUCED = {"axes": AXES}
-_ARG = {"axes": AXES, "index_dtype": DTYPE}
-_ALONG = {"axis": AXIS, "reverse": FLAG}
-
-
-def _elementwise() -> dict[str, Row]:
-    names = """
-        abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj cos cosh
-        digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag is_finite le
-        lgamma log log1p log2 logistic lt max min mul mulhi ne neg nextafter one_minus_square optimization_barrier
-        polygamma population_count pow real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical
-        sign sin sinh sqrt square sub tan tanh zeta
-    """.split()
-    made = {name: Row(getattr(lax, name)) for name in names if hasattr(lax, name)}  # an older JAX lacks some
-    made["conj"] = Row(lax.conj, implied=frozenset({"input_dtype"}))
-    made["optimization_barrier"] = Row(lambda *operands: lax.optimization_barrier(operands))
-    others: dict[str, Make] = {
-        "add_any": lax.add,
-        "div": functools.partial(_dividing, lax.div),
-        "rem": functools.partial(_dividing, lax.rem),
-        "and": lax.bitwise_and,
-        "not": lax.bitwise_not,
-        "or": lax.bitwise_or,
-        "xor": lax.bitwise_xor,
-        "regularized_incomplete_beta": lax.betainc,
-        "eq_to": _bound(primitives.eq_to_p),
-        "le_to": _bound(primitives.le_to_p),
-        "lt_to": _bound(primitives.lt_to_p),
-    }
-    if (polynomial := getattr(lax, "polynomial", None)) is not None:
-        made["polynomial"] = Row(lambda x, *factors: polynomial(x, factors), implied=frozenset({"unroll"}))
-    return made | {name: Row(make) for name, make in others.items()}
-
-
-_ITERATIVE = frozenset({"igamma", "igamma_grad_a", "igammac", "polynomial", "regularized_incomplete_beta"})
+_ELEMENTWISE = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
+    is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter not
+    one_minus_square optimization_barrier or polygamma polynomial population_count pow real
+    regularized_incomplete_beta rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
+    sqrt square sub tan tanh xor zeta
+""".split()
+_ITERATIVE = {"igamma", "igamma_grad_a", "igammac", "polynomial", "regularized_incomplete_beta"}
 """Elementwise operations that are loops to XLA: it ends the process where one is to combine elements."""
-COMBINING = replace(
-    COMPUTATION,
-    operations=(frozenset(_elementwise()) - _ITERATIVE)
-    | {"bitcast_convert_type", "convert_element_type", "integer_pow", "reduce_precision", "round"},
-)
+_CONVERSIONS = {"bitcast_convert_type", "convert_element_type", "integer_pow", "reduce_precision", "round"}
+COMBINING = replace(COMPUTATION, operations=frozenset(_ELEMENTWISE) - _ITERATIVE | _CONVERSIONS)
 """A computation by which elements are combined."""
 
+_ATTRIBUTES = {
+    **dict.fromkeys("axis dimension reduction_dimension".split(), AXIS),
+    **dict.fromkeys("axes broadcast_dimensions dimensions permutation".split(), AXES),
+    **dict.fromkeys("limit_indices new_sizes shape slice_sizes start_indices".split(), SHAPE),
+    **dict.fromkeys("dtype index_dtype new_dtype preferred_element_type".split(), DTYPE),
+    **dict.fromkeys("alpha beta recall_target".split(), NUMBER),
+    **dict.fromkeys("body_nconsts cond_nconsts k num_carry num_consts permutation_size".split(), integer(0)),
+    **dict.fromkeys("batch_group_count feature_group_count num_keys".split(), integer(1)),
+    **dict.fromkeys("base_dilation fft_lengths lhs_dilation rhs_dilation strides".split(), integers(1)),
+    **dict.fromkeys("window_dilation window_dimensions window_strides".split(), integers(1)),
+    **dict.fromkeys("body_jaxpr cond_jaxpr jaxpr".split(), COMPUTATION),
+    **dict.fromkeys("jaxpr:combining update_jaxpr".split(), COMBINING),
+    **dict.fromkeys(
+        """
+        aggregate_to_topk compute_left_eigenvectors compute_right_eigenvectors compute_schur_vectors compute_uv
+        conjugate_a full_matrices indices_are_sorted is_max_k is_stable left left_side log_space lower perturb_singular
+        pivoting reverse sort_eig_vals sort_eigenvalues transpose transpose_a unique_indices unit_diagonal
+        """.split(),
+        FLAG,
+    ),
+    "algorithm:numbers": member_of(lax.RandomAlgorithm),
+    "algorithm:svd": member_of(linalg.SvdAlgorithm, leaving_out=frozenset({"JACOBI", "POLAR"})),
+    "bit_width": AttributeKind("integer", _bit_width, _bit_width),
+    "branches": COMPUTATIONS,
+    "dimension_numbers:conv": groups(3, lax.ConvDimensionNumbers),
+    "dimension_numbers:dot": groups(4, _dot_dimensions, lambda d: [*d[0], *d[1]]),
+    "dimension_numbers:gather": groups(
+        5, lax.GatherDimensionNumbers, lambda d: [tuple(getattr(d, name)) for name in _GATHER_DIMENSIONS]
+    ),
+    "dimension_numbers:scatter": groups(
+        5, lax.ScatterDimensionNumbers, lambda d: [tuple(getattr(d, name)) for name in _SCATTER_DIMENSIONS]
+    ),
+    "exponent_bits": integer(1, 11),
+    "fft_type": member_of(lax.FftType),
+    "fill_value": FILL,
+    "impl": one_of(GENERATORS, lambda value: str(value.name)),
+    "length": integer(0, LARGEST_DIMENSION),
+    "mantissa_bits": integer(0, 52),
+    "mode": member_of(lax.GatherScatterMode, leaving_out=frozenset({"ONE_HOT"})),
+    "padding": rows(2),
+    "padding_config": rows(3),
+    "precision": one_of(PRECISIONS, _precision_name),
+    "ragged_dot_dimension_numbers": groups(6, _ragged_dimensions, _ragged_rows),
+    "reduction_input_size_override": integer(-1),
+    "reps": integers(0),
+    "rounding_method": member_of(lax.RoundingMethod),
+    "select_prim": one_of({"ge": primitives.ge_p, "le": primitives.le_p}, lambda p: str(p.name)),
+    "sizes": integers(0, count=PARTS),
+    "unroll": integer(1, LARGEST),
+    "y": integer(-1024, 1024),
+}
+"""Kinds by the name of the attribute; behind a colon is the use of a name that has several kinds."""
 
-def _reductions() -> dict[str, Row]:
-    names = "and max min or prod sum xor".split()
-    windows = "reduce_window_max reduce_window_min reduce_window_sum".split()
-    return {
-        **{f"reduce_{name}": Row(getattr(lax, f"reduce_{name}"), _REDUCED) for name in names},
-        **{name: Row(getattr(lax, name), _ALONG) for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
-        **{name: Row(_bound(getattr(primitives, f"{name}_p")), _WINDOW) for name in windows},
-        "argmax": Row(functools.partial(_along_one, lax.argmax), _ARG),
-        "argmin": Row(functools.partial(_along_one, lax.argmin), _ARG),
-        "reduce": Row(_reduce, {"jaxpr": COMBINING, "dimensions": AXES}, frozenset({"computation", "consts"})),
-        "reduce_window": Row(_reduce_window, {**_WINDOW, "jaxpr": COMBINING}, frozenset({"consts"})),
-        "select_and_scatter_add": Row(
-            _bound(primitives.select_and_scatter_add_p),
-            {
-                "select_prim": one_of({"ge": primitives.ge_p, "le": primitives.le_p}, lambda p: str(p.name)),
-                **{name: _WINDOW[name] for name in ("window_dimensions", "window_strides", "padding")},
-            },
-        ),
-        "select_and_gather_add": Row(
-            _bound(primitives.select_and_gather_add_p),
-            {
-                "select_prim": one_of({"ge": primitives.ge_p, "le": primitives.le_p}, lambda p: str(p.name)),
-                **_WINDOW,
-            },
-        ),
-        "sort": Row(
-            lambda *operands, **attributes: lax.sort(operands, **attributes),
-            {"dimension": AXIS, "is_stable": FLAG, "num_keys": POSITIVE},
-        ),
-        "top_k": Row(lax.top_k, {"k": COUNT, "axis": AXIS}, frozenset({"is_stable"})),  # which it always is here
-        "approx_top_k": Row(
-            _approx_top_k,
-            {
-                "k": COUNT,
-                "reduction_dimension": AXIS,
-                "recall_target": NUMBER,
-                "is_max_k": FLAG,
-                "reduction_input_size_override": integer(-1),
-                "aggregate_to_topk": FLAG,
-            },
-        ),
-    }
+_MAKES: dict[str, Make] = {
+    "add_any": lax.add,
+    "and": lax.bitwise_and,
+    "approx_top_k": _approx_top_k,
+    "argmax": functools.partial(_along_one, lax.argmax),
+    "argmin": functools.partial(_along_one, lax.argmin),
+    "cholesky": functools.partial(linalg.cholesky, symmetrize_input=False),
+    "concatenate": lambda *operands, dimension: lax.concatenate(operands, dimension),
+    "cond": _cond,
+    "div": functools.partial(_dividing, lax.div),
+    "dynamic_slice": lambda x, *at, slice_sizes: lax.dynamic_slice(x, at, slice_sizes, allow_negative_indices=False),
+    "dynamic_update_slice": lambda x, new, *at: lax.dynamic_update_slice(x, new, at, allow_negative_indices=False),
+    "eigh": functools.partial(linalg.eigh, symmetrize_input=False),
+    "empty": lambda shape, dtype: lax.convert_element_type(lax.full(shape, False), dtype),
+    "iota": lax.broadcasted_iota,
+    "not": lax.bitwise_not,
+    "optimization_barrier": lambda *operands: lax.optimization_barrier(operands),
+    "or": lax.bitwise_or,
+    "random_unwrap": jax.random.key_data,
+    "random_wrap": lambda data, impl: jax.random.wrap_key_data(data, impl=impl.name),
+    "reduce": _reduce,
+    "reduce_window": _reduce_window,
+    "regularized_incomplete_beta": lax.betainc,
+    "rem": functools.partial(_dividing, lax.rem),
+    "rng_uniform": _rng_uniform,
+    "scaled_dot": lambda a, b, left, right, **attributes: lax.scaled_dot(
+        a, b, lhs_scale=left, rhs_scale=right, **attributes
+    ),
+    "scan": _scan,
+    "scatter": _scatter_apply,
+    "sort": lambda *operands, **attributes: lax.sort(operands, **attributes),
+    "stack": lambda *operands, axis: jnp.stack(operands, axis),
+    "svd": _svd,
+    "tile": jnp.tile,
+    "unstack": lambda x, axis: jnp.unstack(x, axis=axis),
+    "while": _while,
+    "xor": lax.bitwise_xor,
+}
+"""Functions of operations that no function of jax.lax makes of operands and attributes as they are."""
+if (polynomial := getattr(lax, "polynomial", None)) is not None:
+    _MAKES["polynomial"] = functools.partial(lambda make, x, *factors: make(x, factors), polynomial)
 
+_ROWS = """
+    conj -input_dtype
+    polynomial -unroll
 
-def _shapes() -> dict[str, Row]:
-    return {
-        "broadcast_in_dim": Row(lax.broadcast_in_dim, {"shape": SHAPE, "broadcast_dimensions": AXES}),
-        "reshape": Row(lax.reshape, {"new_sizes": SHAPE, "dimensions": optional(AXES)}),
-        "squeeze": Row(lax.squeeze, {"dimensions": AXES}),
-        "transpose": Row(lax.transpose, {"permutation": AXES}),
-        "rev": Row(lax.rev, {"dimensions": AXES}),
-        "concatenate": Row(lambda *operands, dimension: lax.concatenate(operands, dimension), {"dimension": AXIS}),
-        "stack": Row(lambda *operands, axis: jnp.stack(operands, axis), {"axis": AXIS}),
-        "unstack": Row(lambda x, axis: jnp.unstack(x, axis=axis), {"axis": AXIS}),
-        "split": Row(lax.split, {"sizes": integers(0, count=PARTS), "axis": AXIS}),
-        "tile": Row(jnp.tile, {"reps": SIZES}),
-        "pad": Row(lax.pad, {"padding_config": rows(3)}),
-        "slice": Row(lax.slice, {"start_indices": SHAPE, "limit_indices": SHAPE, "strides": optional(POSITIVES)}),
-        "dynamic_slice": Row(
-            lambda x, *at, slice_sizes: lax.dynamic_slice(x, at, slice_sizes, allow_negative_indices=False),
-            {"slice_sizes": SHAPE},
-        ),
-        "dynamic_update_slice": Row(
-            lambda x, update, *at: lax.dynamic_update_slice(x, update, at, allow_negative_indices=False)
-        ),
-        "gather": Row(
-            lax.gather,
-            {
-                "dimension_numbers": groups(
-                    5, lax.GatherDimensionNumbers, lambda d: [tuple(getattr(d, name)) for name in _GATHER_DIMENSIONS]
-                ),
-                "slice_sizes": SHAPE,
-                "unique_indices": FLAG,
-                "indices_are_sorted": FLAG,
-                "mode": MODE,
-                "fill_value": optional(FILL),
-            },
-        ),
-        "scatter": Row(_scatter_apply, {**_SCATTER, "update_jaxpr": optional(COMBINING)}, frozenset({"update_consts"})),
-        **{
-            f"scatter{how}": Row(
-                getattr(lax, f"scatter{how}".replace("-", "_")), _SCATTER, frozenset({"update_jaxpr", "update_consts"})
-            )
-            for how in ("-add", "-max", "-min", "-mul", "-sub")
-        },
-        "iota": Row(lax.broadcasted_iota, {"dtype": DTYPE, "shape": SHAPE, "dimension": AXIS}),
-        "empty": Row(
-            lambda shape, dtype: lax.convert_element_type(lax.full(shape, False), dtype),
-            {"shape": SHAPE, "dtype": DTYPE},
-        ),
-        "convert_element_type": Row(lax.convert_element_type, {"new_dtype": DTYPE}, frozenset({"weak_type"})),
-        "bitcast_convert_type": Row(lax.bitcast_convert_type, {"new_dtype": DTYPE}),
-        "reduce_precision": Row(
-            lax.reduce_precision, {"exponent_bits": integer(1, 11), "mantissa_bits": integer(0, 52)}
-        ),
-        "round": Row(lax.round, {"rounding_method": member_of(lax.RoundingMethod)}),
-        "integer_pow": Row(lax.integer_pow, {"y": integer(-1024, 1024)}),
-    }
+    reduce_and,reduce_max,reduce_min,reduce_or,reduce_prod,reduce_sum,reduce_xor axes
+    cumlogsumexp,cummax,cummin,cumprod,cumsum axis reverse
+    reduce_window_max,reduce_window_min,reduce_window_sum WINDOW
+    argmax,argmin axes index_dtype
+    reduce jaxpr:combining dimensions -computation -consts
+    reduce_window WINDOW jaxpr:combining -consts
+    select_and_scatter_add select_prim window_dimensions window_strides padding
+    select_and_gather_add select_prim WINDOW
+    sort dimension is_stable num_keys
+    top_k k axis -is_stable
+    approx_top_k k reduction_dimension recall_target is_max_k reduction_input_size_override aggregate_to_topk
 
+    broadcast_in_dim shape broadcast_dimensions
+    reshape new_sizes dimensions?
+    squeeze,rev dimensions
+    transpose permutation
+    concatenate dimension
+    stack,unstack axis
+    split sizes axis
+    tile reps
+    pad padding_config
+    slice start_indices limit_indices strides?
+    dynamic_slice slice_sizes
+    dynamic_update_slice
+    gather dimension_numbers:gather slice_sizes unique_indices indices_are_sorted mode? fill_value?
+    scatter SCATTER update_jaxpr? -update_consts
+    scatter-add,scatter-max,scatter-min,scatter-mul,scatter-sub SCATTER -update_jaxpr -update_consts
+    iota dtype shape dimension
+    empty shape dtype
+    convert_element_type new_dtype -weak_type
+    bitcast_convert_type new_dtype
+    reduce_precision exponent_bits mantissa_bits
+    round rounding_method
+    integer_pow y
 
-def _products() -> dict[str, Row]:
-    return {
-        "dot_general": Row(
-            lax.dot_general,
-            {
-                "dimension_numbers": groups(4, _dot_dimensions, lambda d: [*d[0], *d[1]]),
-                "precision": PRECISION,
-                "preferred_element_type": optional(DTYPE),
-            },
-        ),
-        "conv_general_dilated": Row(
-            lax.conv_general_dilated,
-            {
-                "window_strides": POSITIVES,
-                "padding": rows(2),
-                "lhs_dilation": POSITIVES,
-                "rhs_dilation": POSITIVES,
-                "dimension_numbers": groups(3, lax.ConvDimensionNumbers),
-                "feature_group_count": POSITIVE,
-                "batch_group_count": POSITIVE,
-                "precision": PRECISION,
-                "preferred_element_type": optional(DTYPE),
-            },
-        ),
-        "ragged_dot_general": Row(
-            _ragged_dot,
-            {
-                "ragged_dot_dimension_numbers": groups(6, _ragged_dimensions, _ragged_rows),
-                "precision": PRECISION,
-                "preferred_element_type": optional(DTYPE),
-            },
-        ),
-        "scaled_dot": Row(
-            lambda a, b, *scales, **attributes: lax.scaled_dot(
-                a, b, lhs_scale=scales[0], rhs_scale=scales[1], **attributes
-            ),
-            {
-                "dimension_numbers": groups(4, _dot_dimensions, lambda d: [*d[0], *d[1]]),
-                "preferred_element_type": optional(DTYPE),
-            },
-        ),
-        "fft": Row(lax.fft, {"fft_type": member_of(lax.FftType), "fft_lengths": POSITIVES}),
-    }
+    dot_general dimension_numbers:dot precision? preferred_element_type?
+    conv_general_dilated window_strides padding lhs_dilation rhs_dilation dimension_numbers:conv CONV
+    ragged_dot_general ragged_dot_dimension_numbers precision? preferred_element_type?
+    scaled_dot dimension_numbers:dot preferred_element_type?
+    fft fft_type fft_lengths
 
+    cholesky,cholesky_update,hessenberg,householder_product,lu
+    eig compute_left_eigenvectors compute_right_eigenvectors -enable_eigvec_derivs
+    eigh lower sort_eigenvalues
+    lu_pivots_to_permutation permutation_size
+    qr pivoting full_matrices
+    schur compute_schur_vectors sort_eig_vals
+    svd full_matrices compute_uv algorithm:svd?
+    symmetric_product alpha beta
+    triangular_solve left_side lower transpose_a conjugate_a unit_diagonal
+    ormqr left transpose
+    tridiagonal lower
+    tridiagonal_solve perturb_singular
 
-def _linear_algebra() -> dict[str, Row]:
-    """Makes decompositions by the functions of jax.lax, which check shapes: no list names a kernel of LAPACK's."""
-    algorithm = optional(member_of(linalg.SvdAlgorithm, leaving_out=frozenset({"JACOBI", "POLAR"})))
-    names = "cholesky_update hessenberg householder_product lu".split()
-    return {
-        **{name: Row(getattr(linalg, name)) for name in names},
-        "cholesky": Row(functools.partial(linalg.cholesky, symmetrize_input=False)),
-        "eig": Row(
-            linalg.eig,
-            {"compute_left_eigenvectors": FLAG, "compute_right_eigenvectors": FLAG},
-            frozenset({"enable_eigvec_derivs"}),
-        ),
-        "eigh": Row(functools.partial(linalg.eigh, symmetrize_input=False), {"lower": FLAG, "sort_eigenvalues": FLAG}),
-        "lu_pivots_to_permutation": Row(linalg.lu_pivots_to_permutation, {"permutation_size": COUNT}),
-        "qr": Row(linalg.qr, {"pivoting": FLAG, "full_matrices": FLAG}),
-        "schur": Row(linalg.schur, {"compute_schur_vectors": FLAG, "sort_eig_vals": FLAG}),
-        "svd": Row(_svd, {"full_matrices": FLAG, "compute_uv": FLAG, "algorithm": algorithm}),
-        "symmetric_product": Row(linalg.symmetric_product, {"alpha": NUMBER, "beta": NUMBER}),
-        "triangular_solve": Row(
-            linalg.triangular_solve,
-            dict.fromkeys(["left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"], FLAG),
-        ),
-        "ormqr": Row(linalg.ormqr, {"left": FLAG, "transpose": FLAG}),
-        "tridiagonal": Row(linalg.tridiagonal, {"lower": FLAG}),
-        "tridiagonal_solve": Row(linalg.tridiagonal_solve, {"perturb_singular": FLAG}),
-    }
+    random_seed,random_wrap impl
+    random_unwrap,random_fold_in,threefry2x32
+    random_bits bit_width shape
+    random_split,rng_uniform shape
+    random_gamma log_space
+    rng_bit_generator shape dtype algorithm:numbers
 
-
-def _random() -> dict[str, Row]:
-    impl = {"impl": GENERATOR}
-    return {
-        "random_seed": Row(_bound(primitives.random_seed_p), impl),
-        "random_wrap": Row(lambda data, impl: jax.random.wrap_key_data(data, impl=impl.name), impl),
-        "random_unwrap": Row(jax.random.key_data),
-        "random_bits": Row(_bound(primitives.random_bits_p), {"bit_width": WIDTH, "shape": SHAPE}),
-        "random_split": Row(_bound(primitives.random_split_p), {"shape": SHAPE}),
-        "random_fold_in": Row(_bound(primitives.random_fold_in_p)),
-        "random_gamma": Row(_bound(primitives.random_gamma_p), {"log_space": FLAG}),
-        "threefry2x32": Row(_bound(primitives.threefry2x32_p)),
-        "rng_bit_generator": Row(
-            lax.rng_bit_generator,
-            {"shape": SHAPE, "dtype": DTYPE, "algorithm": member_of(lax.RandomAlgorithm)},
-        ),
-        "rng_uniform": Row(_rng_uniform, {"shape": SHAPE}),
-    }
-
-
-def _control() -> dict[str, Row]:
-    return {
-        "cond": Row(_cond, {"branches": COMPUTATIONS}),
-        "while": Row(
-            _while, {"cond_nconsts": COUNT, "body_nconsts": COUNT, "cond_jaxpr": COMPUTATION, "body_jaxpr": COMPUTATION}
-        ),
-        "scan": Row(
-            _scan,
-            {
-                "jaxpr": COMPUTATION,
-                "length": integer(0, LARGEST_DIMENSION),
-                "reverse": FLAG,
-                "unroll": integer(1, LARGEST),
-                "num_consts": COUNT,
-                "num_carry": COUNT,
-            },
-            frozenset({"linear", "_split_transpose", "ft_in", "ft_out"}),
-        ),
-    }
-
+    cond branches
+    while cond_nconsts body_nconsts cond_jaxpr body_jaxpr
+    scan jaxpr length reverse unroll num_consts num_carry -linear -_split_transpose -ft_in -ft_out
+"""
+"""Operations besides the elementwise ones, with their attributes in the order in which they are sent: ``?`` stands
+behind an attribute that may be None, ``-`` before a parameter that is not sent, because the others imply it."""
+_SEVERAL = {
+    "CONV": "feature_group_count batch_group_count precision? preferred_element_type?",
+    "SCATTER": "dimension_numbers:scatter indices_are_sorted unique_indices mode?",
+    "WINDOW": "window_dimensions window_strides padding base_dilation window_dilation",
+}
+"""Attributes that rows share, or that do not fit in a line."""
 
 _COSTS = {
     2: "random_bits random_fold_in random_split threefry2x32",
@@ -544,14 +439,29 @@ _COSTS = {
 """Operations that are many to XLA, by what they cost: docs/security.md has what was measured, and what is a guess."""
 _COST = {name: cost for cost, names in _COSTS.items() for name in names.split()}
 
-TABLE: Mapping[str, Row] = {
-    name: replace(row, cost=_COST.get(name, 1))
-    for rows_ in (
-        *(_elementwise(), _reductions(), _shapes(), _products()),
-        *(_linear_algebra(), _random(), _control()),
-    )
-    for name, row in rows_.items()
-}
+
+def _make_of(name: str) -> Make | None:
+    """Returns the function of an operation: ours, one of jax.lax, or the primitive itself; None if JAX has none."""
+    public = name.replace("-", "_")
+    primitive = getattr(primitives, f"{public}_p", None)
+    found: Make | None = _MAKES.get(name) or getattr(lax, public, None) or getattr(linalg, public, None)
+    return found or getattr(primitive, "bind", None)
+
+
+def _rows() -> Iterator[tuple[str, Row]]:
+    for line in filter(None, map(str.split, [*_ELEMENTWISE, *_ROWS.split("\n")])):
+        words = [word for first in line[1:] for word in _SEVERAL.get(first, first).split()]
+        attributes = {}
+        for word in (word for word in words if word[0] != "-"):
+            kind = _ATTRIBUTES[word.removesuffix("?")]
+            attributes[word.removesuffix("?").split(":")[0]] = optional(kind) if word[-1] == "?" else kind
+        implied = frozenset(word[1:] for word in words if word[0] == "-")
+        for name in line[0].split(","):
+            if make := _make_of(name):  # an older JAX lacks some
+                yield name, Row(make, attributes, implied, _COST.get(name, 1))
+
+
+TABLE: Mapping[str, Row] = dict(_rows())
 """Every operation by the name of its primitive."""
 
 INLINED: Mapping[str, str] = {

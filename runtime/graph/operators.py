@@ -19,12 +19,32 @@ from runtime.tensor_spec import DType
 _call: Callable[..., Any]
 
 Result = TypeVar("Result", covariant=True)
+_Made = TypeVar("_Made")
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
     """Sets the function that adds an operation to the graph: ``ops.call``, whose module imports this one."""
     global _call
     _call = call
+
+
+class _Binary:
+    """An operator of two operands: a method of tensors, which takes the other operand."""
+
+    def __init__(self, name: str, fn: Callable[..., object], reflected: bool = False) -> None:
+        self._name, self._fn, self._reflected = name, fn, reflected
+
+    def __get__(self, tensor: Operators[_Made], owner: type) -> Callable[[TensorLike], _Made]:
+        def apply(other: TensorLike) -> _Made:
+            operands = (tensor, _literal(tensor, other))
+            made: _Made = _apply(self._name, self._fn, *(operands[::-1] if self._reflected else operands))
+            return made
+
+        return apply
+
+
+def _both_ways(name: str, fn: Callable[..., object]) -> tuple[_Binary, _Binary]:
+    return _Binary(name, fn), _Binary(name, fn, reflected=True)
 
 
 class Operators(Generic[Result]):
@@ -59,83 +79,21 @@ class Operators(Generic[Result]):
         misuse.check_not_traced(self.name)
         raise AttributeError(f"no method {name!r} here: {misuse.cure(self.name)}")
 
-    def __add__(self, other: TensorLike) -> Result:
-        return _binary("add", operator.add, self, other)
-
-    def __radd__(self, other: TensorLike) -> Result:
-        return _reflected("add", operator.add, self, other)
-
-    def __sub__(self, other: TensorLike) -> Result:
-        return _binary("sub", operator.sub, self, other)
-
-    def __rsub__(self, other: TensorLike) -> Result:
-        return _reflected("sub", operator.sub, self, other)
-
-    def __mul__(self, other: TensorLike) -> Result:
-        return _binary("mul", operator.mul, self, other)
-
-    def __rmul__(self, other: TensorLike) -> Result:
-        return _reflected("mul", operator.mul, self, other)
-
-    def __truediv__(self, other: TensorLike) -> Result:
-        return _binary("truediv", operator.truediv, self, other)
-
-    def __rtruediv__(self, other: TensorLike) -> Result:
-        return _reflected("truediv", operator.truediv, self, other)
-
-    def __floordiv__(self, other: TensorLike) -> Result:
-        return _binary("floordiv", operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: TensorLike) -> Result:
-        return _reflected("floordiv", operator.floordiv, self, other)
-
-    def __mod__(self, other: TensorLike) -> Result:
-        return _binary("mod", operator.mod, self, other)
-
-    def __rmod__(self, other: TensorLike) -> Result:
-        return _reflected("mod", operator.mod, self, other)
-
-    def __pow__(self, other: TensorLike) -> Result:
-        return _binary("pow", operator.pow, self, other)
-
-    def __rpow__(self, other: TensorLike) -> Result:
-        return _reflected("pow", operator.pow, self, other)
-
-    def __matmul__(self, other: TensorLike) -> Result:
-        return _binary("matmul", operator.matmul, self, other)
-
-    def __rmatmul__(self, other: TensorLike) -> Result:
-        return _reflected("matmul", operator.matmul, self, other)
-
-    def __and__(self, other: TensorLike) -> Result:
-        return _binary("and", operator.and_, self, other)
-
-    def __rand__(self, other: TensorLike) -> Result:
-        return _reflected("and", operator.and_, self, other)
-
-    def __or__(self, other: TensorLike) -> Result:
-        return _binary("or", operator.or_, self, other)
-
-    def __ror__(self, other: TensorLike) -> Result:
-        return _reflected("or", operator.or_, self, other)
-
-    def __xor__(self, other: TensorLike) -> Result:
-        return _binary("xor", operator.xor, self, other)
-
-    def __rxor__(self, other: TensorLike) -> Result:
-        return _reflected("xor", operator.xor, self, other)
-
-    def __lt__(self, other: TensorLike) -> Result:
-        return _binary("Less", operator.lt, self, other)
-
-    def __le__(self, other: TensorLike) -> Result:
-        return _binary("LessEqual", operator.le, self, other)
-
-    def __gt__(self, other: TensorLike) -> Result:
-        return _binary("Greater", operator.gt, self, other)
-
-    def __ge__(self, other: TensorLike) -> Result:
-        return _binary("GreaterEqual", operator.ge, self, other)
+    __add__, __radd__ = _both_ways("add", operator.add)
+    __sub__, __rsub__ = _both_ways("sub", operator.sub)
+    __mul__, __rmul__ = _both_ways("mul", operator.mul)
+    __truediv__, __rtruediv__ = _both_ways("truediv", operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways("floordiv", operator.floordiv)
+    __mod__, __rmod__ = _both_ways("mod", operator.mod)
+    __pow__, __rpow__ = _both_ways("pow", operator.pow)
+    __matmul__, __rmatmul__ = _both_ways("matmul", operator.matmul)
+    __and__, __rand__ = _both_ways("and", operator.and_)
+    __or__, __ror__ = _both_ways("or", operator.or_)
+    __xor__, __rxor__ = _both_ways("xor", operator.xor)
+    __lt__ = _Binary("Less", operator.lt)
+    __le__ = _Binary("LessEqual", operator.le)
+    __gt__ = _Binary("Greater", operator.gt)
+    __ge__ = _Binary("GreaterEqual", operator.ge)
 
     def __neg__(self) -> Result:
         return _unary("Neg", operator.neg, self)
@@ -217,16 +175,6 @@ def _is_number(part: object) -> bool:
 
 def _unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
     made: Result = _apply(name, fn, self)
-    return made
-
-
-def _binary(name: str, fn: Callable[..., object], self: Operators[Result], other: TensorLike) -> Result:
-    made: Result = _apply(name, fn, self, _literal(self, other))
-    return made
-
-
-def _reflected(name: str, fn: Callable[..., object], self: Operators[Result], other: TensorLike) -> Result:
-    made: Result = _apply(name, fn, _literal(self, other), self)
     return made
 
 

@@ -1,6 +1,5 @@
 """Placement by the user: nested `device()` scopes, and which variable goes to which parameter server."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -241,25 +240,6 @@ class GreedyLoadBalancingStrategy:
         return task
 
 
-class RandomStrategy:
-    """A strategy that chooses a task by the operation's name: the same in every process, in any order.
-
-    Args:
-        num_tasks: number of parameter servers.
-        seed: other seeds give other choices.
-    """
-
-    def __init__(self, num_tasks: int, seed: int = 0) -> None:
-        """See the class."""
-        self._num_tasks = num_tasks
-        self._seed = seed
-
-    def __call__(self, op: OpInfo) -> int:
-        """Returns the task for `op`."""
-        digest = hashlib.sha256(f"{self._seed}:{op.name}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % self._num_tasks
-
-
 def byte_size_load_fn(op: OpInfo) -> int:
     """Returns the size in bytes of an operation's only output.
 
@@ -268,11 +248,7 @@ def byte_size_load_fn(op: OpInfo) -> int:
     """
     if len(op.outputs) != 1:
         raise ValueError(f"operation {op.name!r} has {len(op.outputs)} outputs: a load needs exactly one")
-    shape, dtype = op.outputs[0].shape, op.outputs[0].dtype
+    shape = op.outputs[0].shape
     if shape is None or None in shape:
         raise ValueError(f"operation {op.name!r} has shape {shape}: a load needs a known one")
-    try:
-        itemsize = int(np.dtype(dtype).itemsize)
-    except TypeError:
-        itemsize = int(dtype.itemsize)  # types of JAX that numpy does not know, such as random keys
-    return math.prod(int(d) for d in shape if d is not None) * itemsize
+    return math.prod(d for d in shape if d is not None) * np.dtype(op.outputs[0].dtype).itemsize

@@ -15,7 +15,6 @@ from runtime.graph.graph import Graph, GraphKeys, Operation, SessionLike, Tensor
 from runtime.graph.op_kinds import ArrayFn, Attrs, Host, Read, Update, VariableSpec
 from runtime.graph.operators import Operators, TensorLike
 from runtime.graph.ops import as_array, as_dtype, as_tensor, constant, identity, is_tensor
-from runtime.proto import variable_pb2
 from runtime.tensor_spec import AnyArray, DType, dtype_name, shape_fits
 
 
@@ -189,46 +188,6 @@ class Variable(Operators[Tensor]):
             colocate_with=self._op,
         )
         return op.outputs[0]
-
-    def to_proto(self) -> variable_pb2.VariableDef:
-        """Writes the names of the variable's operations.
-
-        ``from_proto`` finds the variable by them in an equal graph.
-        """
-        return variable_pb2.VariableDef(
-            variable_name=self.name,
-            initializer_name=self._initializer.name,
-            snapshot_name=self._snapshot.name,
-            initial_value_name=self.initial_value.name,
-            trainable=self.trainable,
-        )
-
-    @staticmethod
-    def from_proto(message: variable_pb2.VariableDef) -> Variable:
-        """Finds the variable of the default graph that ``message`` describes.
-
-        Raises:
-            InvalidArgumentError: the graph has no such variable.
-        """
-        graph = get_default_graph()
-        known: Variable
-        for known in graph.variables():
-            if known.name == message.variable_name:
-                return known
-        made = Variable.__new__(Variable)
-        try:
-            made._op = graph.get_tensor_by_name(message.variable_name).op
-            made._initializer = graph.get_operation_by_name(message.initializer_name)
-            made._snapshot = graph.get_tensor_by_name(message.snapshot_name)
-            made.initial_value = graph.get_tensor_by_name(message.initial_value_name)
-        except (KeyError, ValueError) as error:
-            raise InvalidArgumentError(f"no variable {message.variable_name!r} here: {error.args[0]}") from None
-        if not isinstance(made._op.body, Read):
-            raise InvalidArgumentError(f"{message.variable_name!r} is not a variable but {made._op.type}")
-        made._reads_after = {}
-        made.spec = made._op.body.variable
-        made.trainable = message.trainable
-        return made
 
     def _as_tensor(self) -> Tensor:
         return self.value()

@@ -11,27 +11,19 @@ WORKERS = st.lists(st.integers(0, 4), max_size=6).map(tuple)
 REPORTS = st.builds(TaskProgress, st.integers(3, 5), WORKERS)
 
 
-@given(REPORTS, st.lists(REPORTS, min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 2), st.booleans())
+@given(REPORTS, st.lists(REPORTS, min_size=1, max_size=3), st.integers(1, 5), st.booleans())
 def test_only_what_all_tasks_have_is_chosen(
-    leader: TaskProgress, others: list[TaskProgress], needed: int, each: int, up: bool
+    leader: TaskProgress, others: list[TaskProgress], needed: int, up: bool
 ) -> None:
-    chosen = Counter(choose(leader, others, needed, None, each, up).workers)
+    chosen = Counter(choose(leader, others, needed, up))
     for report in [leader, *others]:
         assert not chosen or report.step == leader.step
         assert chosen <= Counter(report.workers)
     assert chosen.total() in (0, needed) or up and chosen.total() < needed
 
 
-@given(REPORTS, st.lists(REPORTS, max_size=3), st.integers(1, 5), st.frozensets(st.integers(0, 4), min_size=1))
-def test_members_only_lower_the_number(
-    leader: TaskProgress, others: list[TaskProgress], needed: int, members: frozenset[int]
-) -> None:
-    few = choose(leader, others, needed, members, 1, False).workers
-    assert len(few) in (0, min(needed, len(members)))
-
-
 def test_the_first_to_come_are_chosen() -> None:
-    assert choose(TaskProgress(3, (2, 0, 1)), [TaskProgress(3, (0, 1, 2))], 2, None, 1, False).workers == (2, 0)
+    assert choose(TaskProgress(3, (2, 0, 1)), [TaskProgress(3, (0, 1, 2))], 2, False) == (2, 0)
 
 
 def test_who_is_back_is_waited_for_again() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.proto import variable_pb2
 from tests.kit.processes import ROOT
 from tests.runtime.kit import KINDS, TARGET, servers, target_of_kind
 
@@ -98,29 +97,6 @@ def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
     assert (v.device, v.shape, v.dtype) == ("/job:ps/task:1", (2,), np.dtype(np.float32))
     assert v.initializer.device == v.value().device == v.initial_value.device == "/job:ps/task:1"
     assert rt.Variable(1, name="w").name == "w_1:0"
-
-
-def test_variables_as_protos(graph: rt.Graph) -> None:
-    v = rt.Variable([1.0, 2.0], name="w", trainable=False)
-    message = v.to_proto()
-    assert (message.variable_name, message.initializer_name, message.snapshot_name) == ("w:0", "w/Assign", "w/read:0")
-    assert message.initial_value_name == "w/initial_value:0"
-    received = variable_pb2.VariableDef.FromString(message.SerializeToString())
-    assert rt.Variable.from_proto(received) is v
-    graph.get_collection_ref(rt.GraphKeys.GLOBAL_VARIABLES).clear()
-    again = rt.Variable.from_proto(received)
-    assert (again.spec, again.trainable, again.initializer) == (v.spec, False, v.initializer)
-    with rt.Session() as session:
-        session.run(again.initializer)
-        assert session.run(again.assign_add([1.0, 1.0])).tolist() == [2.0, 3.0]
-        assert session.run(v).tolist() == [2.0, 3.0]
-    received.variable_name = "missing:0"
-    with pytest.raises(rt.InvalidArgumentError, match="no variable 'missing:0' here"):
-        rt.Variable.from_proto(received)
-    rt.constant(1.0, name="constant")
-    received.variable_name = "constant:0"
-    with pytest.raises(rt.InvalidArgumentError, match="'constant:0' is not a variable but Const"):
-        rt.Variable.from_proto(received)
 
 
 def test_initial_values_that_depend_on_others(session: rt.Session) -> None:
