@@ -12,7 +12,7 @@ def test_training_survives_its_faults():
 
 from harness.testing.cluster import PRELOAD, Injected, LocalCluster
 from harness.testing.leaks import no_leaks
-from harness.testing.links import How, Links
+from harness.testing.links import Links
 from harness.testing.plan import Fault, FaultPlan, Kind
 from harness.testing.processes import Life, Line
 
@@ -20,7 +20,6 @@ __all__ = [
     "PRELOAD",
     "Fault",
     "FaultPlan",
-    "How",
     "Injected",
     "Kind",
     "Life",

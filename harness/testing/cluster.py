@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import psutil
 
@@ -19,12 +16,10 @@ import runtime as rt
 from harness.launch.policy import PS, WORKER
 from harness.launch.ports import hold_ports
 from harness.launch.tasks import Topology, arguments, environment
-from harness.testing.links import How, Links
+from harness.testing.links import Links
 from harness.testing.plan import Fault, FaultPlan, Kind
-from harness.testing.processes import Life, Line, Processes, Zygote
+from harness.testing.processes import TIMEOUT_SECS, Life, Processes, Zygote
 
-TIMEOUT_SECS = 60.0
-"""How long waits for lines, steps and ends last by default."""
 PRELOAD = (
     *(
         "harness.training.supervisor",
@@ -38,8 +33,6 @@ PRELOAD = (
 """What training programs import; a task that is forked from a process that has it starts in a tenth of the time."""
 _POLL_SECS = 0.02
 _PROBE_SECS = 1.0
-_NEED_A_PROCESS = (Kind.KILL, Kind.STOP, Kind.FREEZE)
-"""Faults that wait for a task that is about to be started again."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Injected:
     skipped: str = ""
 
 
-class LocalCluster:
+class LocalCluster(Processes):
     """A cluster of real processes, one per task, with the cluster flags of ``harness.launch``.
 
         with LocalCluster(["python", "train.py"], ps=2, workers=2) as cluster:
@@ -103,7 +96,7 @@ class LocalCluster:
         """Address of each task."""
         self._held: dict[str, socket.socket] = dict(zip(self._ids, held, strict=True))
         self._links: Links | None = None
-        self._processes = Processes(Zygote.lasting(preload, self._env), echo)
+        super().__init__(Zygote.lasting(preload, self._env), self._ids, echo)
         try:
             if links:
                 self._links = Links(list(self._ids), self._owner)
@@ -114,17 +107,9 @@ class LocalCluster:
             self.close()
             raise
 
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Ends every process and closes every port. Does nothing the second time."""
-        self._processes.close()
+        super().close()
         if self._links is not None:
             self._links.close()
             self._links = None
@@ -150,8 +135,8 @@ class LocalCluster:
         Raises:
             RuntimeError: The task runs already.
         """
-        identity = self._ids[self._name(task)]
-        attempt = len(self._processes.lives(task))
+        attempt = len(self.lives(task))
+        identity = self._ids[task]
         environ = {**environment(self._env, self._topology, identity, attempt), **env}
         if self._links is not None:
             proxy = f"127.0.0.1:{self._links.ports[task]}"
@@ -161,29 +146,11 @@ class LocalCluster:
         argv = arguments(self._command, self._topology, identity)
         if argv[0] in ("python", "python3"):
             argv[0] = sys.executable
-        return self._processes.start(task, argv, environ)
-
-    def kill(self, task: str) -> None:
-        """Sends SIGKILL, and waits for the end of the task."""
-        self._processes.signal(life := self._alive(task), signal.SIGKILL)
-        self._processes.wait(life, TIMEOUT_SECS)
-
-    def stop(self, task: str) -> None:
-        """Sends SIGTERM. Does not wait."""
-        self._processes.signal(self._alive(task), signal.SIGTERM)
-
-    def freeze(self, task: str) -> None:
-        """Stops a task by SIGSTOP until ``thaw``. Returns when no thread of the task runs."""
-        self._processes.freeze(self._alive(task))
-
-    def thaw(self, task: str) -> None:
-        """Continues a task by SIGCONT. Returns when the task runs again, or has ended."""
-        if (life := self._processes.running(self._name(task))) is not None:
-            self._processes.thaw(life)
+        return self.spawn(task, argv, environ)
 
     def cut(self, one: str, other: str, *, reset: bool = False) -> None:
-        """Cuts the network between two tasks until ``heal``; see ``harness.testing.links.How``."""
-        self._network().cut(self._name(one), self._name(other), How.RESET if reset else How.DROP)
+        """Cuts the network between two tasks until ``heal``; ``reset`` resets connections."""
+        self._network().cut(self._name(one), self._name(other), reset)
 
     def heal(self, one: str, other: str) -> None:
         """Ends a cut."""
@@ -191,48 +158,11 @@ class LocalCluster:
 
     # -- what they do ------------------------------------------------------------------------------------------
 
-    def lives(self, task: str = "") -> list[Life]:
-        """Returns the processes of a task, or of all tasks, in the order of their starts."""
-        return self._processes.lives(task)
-
-    def running(self, task: str) -> bool:
-        """Returns True if a process of the task runs now."""
-        return self._processes.running(self._name(task)) is not None
-
-    def lines(self, task: str, pattern: str = "") -> list[Line]:
-        """Returns the lines of a task in all its lives, or the matching lines."""
-        return self._processes.lines(self._name(task), pattern)
-
-    def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
-        """Waits for a line that matches, after the line that was found last.
-
-            step = cluster.expect("worker:0", "step (.*)")[1]
-
-        Raises:
-            TimeoutError: No such line came within ``secs``.
-            RuntimeError: The task has ended without such a line.
-        """
-        return self._processes.expect(self._name(task), pattern, secs)
-
-    def wait(self, task: str, secs: float = TIMEOUT_SECS) -> int:
-        """Waits for the end of the last process of a task.
-
-        Returns:
-            The exit code, negative for a signal.
-
-        Raises:
-            TimeoutError: The process did not end within ``secs``.
-        """
-        lives = self._processes.lives(self._name(task))
-        if not lives:
-            raise RuntimeError(f"{task} was never started")
-        return self._processes.wait(lives[-1], secs)
-
     def step(self) -> int | None:
         """Returns the global step from its task; None when the task does not answer now."""
         holders = [task for task, identity in self._ids.items() if identity.job == PS] or list(self._ids)
         for task in holders:
-            life = self._processes.running(task)
+            life = self.running(task)
             if life is None or life.frozen:
                 continue
             try:
@@ -262,7 +192,7 @@ class LocalCluster:
                 raise RuntimeError(f"no worker runs any more, and the global step has not reached {step}")
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"the global step has not reached {step} within {secs:g} s: it is {now}")
-            self._pause(_POLL_SECS)
+            self._pause()
 
     # -- faults ------------------------------------------------------------------------------------------------
 
@@ -284,7 +214,7 @@ class LocalCluster:
 
         Returns:
             The injected faults. A fault waits for a task that is about to be started again. A fault is skipped if its
-            task does not run at all; a restart is skipped if the task runs.
+            task does not run at all.
 
         Raises:
             TimeoutError: The step of a fault did not come.
@@ -300,10 +230,12 @@ class LocalCluster:
                 if time.monotonic() >= give_up:
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
                 self._go_on(undo)
-            while fault.kind in _NEED_A_PROCESS and not self.running(fault.task) and _comes_back(fault.task, undo):
+            while fault.kind is not Kind.CUT and not self.running(fault.task) and _comes_back(fault.task, undo):
                 self._go_on(undo)
             last = time.monotonic()
-            skipped = self._inject(fault)
+            skipped = "" if fault.kind is Kind.CUT or self.running(fault.task) else "it does not run"
+            if not skipped:
+                self._inject(fault)
             say(f"fault {len(done) + 1} at {last - began:.1f} s: {fault}{skipped and ' - skipped: ' + skipped}")
             done.append(Injected(fault, last, skipped))
             if fault.secs is not None and not skipped:
@@ -318,40 +250,21 @@ class LocalCluster:
         step = self.step()
         return step is not None and step >= fault.at_step
 
-    def _go_on(self, undo: list[tuple[float, Fault]]) -> None:
-        """Waits a moment, and ends the faults whose time is over."""
-        self._pause(_POLL_SECS)
-        self._undo(undo, time.monotonic())
+    def _pause(self) -> None:
+        with self.changed:
+            self.changed.wait(_POLL_SECS)
 
-    def _pause(self, secs: float) -> None:
-        with self._processes.changed:
-            self._processes.changed.wait(secs)
-
-    def _inject(self, fault: Fault) -> str:
-        """Injects a fault. Returns the reason of a failure, or an empty text."""
-        runs = self.running(fault.task)
-        if fault.kind is Kind.RESTART and runs:
-            return "it runs"
-        if fault.kind in _NEED_A_PROCESS and not runs:
-            return "it does not run"
-        actions: dict[Kind, Callable[[str], object]] = {
-            Kind.RESTART: self.start,
-            Kind.KILL: self.kill,
-            Kind.STOP: self.stop,
-            Kind.FREEZE: self.freeze,
-            Kind.THAW: self.thaw,
-        }
+    def _inject(self, fault: Fault) -> None:
         if fault.kind is Kind.CUT:
             self.cut(fault.task, fault.peer, reset=fault.reset)
-        elif fault.kind is Kind.HEAL:
-            self.heal(fault.task, fault.peer)
         else:
-            actions[fault.kind](fault.task)
-        return ""
+            {Kind.KILL: self.kill, Kind.STOP: self.stop, Kind.FREEZE: self.freeze}[fault.kind](fault.task)
 
-    def _undo(self, undo: list[tuple[float, Fault]], now: float) -> None:
+    def _go_on(self, undo: list[tuple[float, Fault]]) -> None:
+        """Waits a moment, and ends the faults whose time is over."""
+        self._pause()
         for at, fault in list(undo):
-            if at > now:
+            if at > time.monotonic():
                 continue
             if fault.kind is Kind.CUT:
                 self.heal(fault.task, fault.peer)
@@ -367,15 +280,8 @@ class LocalCluster:
     # -- names -------------------------------------------------------------------------------------------------
 
     def _name(self, task: str) -> str:
-        if task not in self._ids:
-            raise ValueError(f"no task {task!r} in this cluster: {', '.join(self._ids)}")
+        self.lives(task)
         return task
-
-    def _alive(self, task: str) -> Life:
-        life = self._processes.running(self._name(task))
-        if life is None:
-            raise RuntimeError(f"{task} does not run")
-        return life
 
     def _network(self) -> Links:
         if self._links is None:
@@ -390,16 +296,10 @@ class LocalCluster:
         for task, address in self.addresses.items():
             if address.endswith(f":{port}"):
                 return task
-        for life in self._processes.lives():
+        for life in self.lives():
             with contextlib.suppress(psutil.Error):
-                if (
-                    life.code is None
-                    and life.pid
-                    and any(
-                        held.status == psutil.CONN_LISTEN and held.laddr.port == port
-                        for held in psutil.Process(life.pid).net_connections("tcp")
-                    )
-                ):
+                held = psutil.Process(life.pid).net_connections("tcp") if life.code is None else []
+                if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in held):
                     return life.task
         return ""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import socket
 import struct
 import threading
@@ -20,21 +19,12 @@ _HEAD_BYTES = 4096
 _CLOSE_SECS = 10.0
 
 
-class How(enum.Enum):
-    """The kinds of a cut."""
-
-    DROP = "drop"
-    """Nothing gets through, as when packets are lost. What was sent arrives when the link heals."""
-    RESET = "reset"
-    """Connections are reset, and so are new ones."""
-
-
 @dataclass
 class _Link:
     """The connections between two tasks, in both directions."""
 
     healed: asyncio.Event = field(default_factory=asyncio.Event)
-    how: How | None = None
+    reset: bool = False
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -45,7 +35,7 @@ class Links:
     """The proxies of all tasks, in one thread.
 
         links = Links(["worker:0", "ps:0"], lambda port: "ps:0")
-        links.cut("worker:0", "ps:0", How.RESET)
+        links.cut("worker:0", "ps:0", reset=True)
 
     Args:
         tasks: Names of the tasks.
@@ -64,13 +54,21 @@ class Links:
         self._thread.start()
         self._wait(self._listen(tasks))
 
-    def cut(self, one: str, other: str, how: How = How.DROP) -> None:
-        """Cuts the link between two tasks, both ways, until ``heal``."""
-        self._wait(self._set(one, other, how))
+    def cut(self, one: str, other: str, reset: bool = False) -> None:
+        """Cuts the link between two tasks, both ways, until ``heal``.
+
+        Nothing gets through, as when packets are lost. What was sent arrives when the link heals.
+
+        Args:
+            one: Name of a task.
+            other: Name of the other task.
+            reset: True resets connections instead, and new ones, too.
+        """
+        self._wait(self._cut(one, other, reset))
 
     def heal(self, one: str, other: str) -> None:
         """Ends a cut. Does nothing when there is none."""
-        self._wait(self._set(one, other, None))
+        self._wait(self._heal(one, other))
 
     def close(self) -> None:
         """Closes everything and ends the thread."""
@@ -98,16 +96,18 @@ class Links:
     def _link(self, one: str, other: str) -> _Link:
         return self._links.setdefault(frozenset((one, other)), _Link())
 
-    async def _set(self, one: str, other: str, how: How | None) -> None:
+    async def _cut(self, one: str, other: str, reset: bool) -> None:
         link = self._link(one, other)
-        link.how = how
-        if how is None:
-            link.healed.set()
-            return
+        link.reset = reset
         link.healed.clear()
-        if how is How.RESET:
+        if reset:
             for writer in link.writers:
                 _reset(writer)
+
+    async def _heal(self, one: str, other: str) -> None:
+        link = self._link(one, other)
+        link.reset = False
+        link.healed.set()
 
     async def _accept(self, task: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         current = asyncio.current_task()
@@ -125,7 +125,7 @@ class Links:
         host, _, port = head.split()[1].decode().rpartition(":")
         peer = await self._loop.run_in_executor(None, self._owner, int(port))
         link = self._link(task, peer or f"{host}:{port}")
-        if link.how is How.RESET:
+        if link.reset:
             _reset(writer)
             return
         link.writers.add(writer)

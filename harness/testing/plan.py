@@ -19,14 +19,8 @@ class Kind(enum.Enum):
     """SIGTERM, as a scheduler that takes a machine back."""
     FREEZE = "freeze"
     """SIGSTOP: alive, connected and silent."""
-    THAW = "thaw"
-    """SIGCONT: the end of a freeze without an end of its own."""
     CUT = "cut"
     """The network between two tasks."""
-    HEAL = "heal"
-    """The end of a cut without an end of its own."""
-    RESTART = "restart"
-    """A dead task is started again."""
 
 
 _SHARES = {Kind.KILL: 0.7, Kind.FREEZE: 0.15, Kind.CUT: 0.15}
@@ -98,8 +92,8 @@ class When(TypedDict, total=False):
 class FaultPlan:
     """Faults in their order. Every method returns a new plan with one fault more.
 
-        FaultPlan(seed=7).kill("worker", 1, at_step=200).restart("worker", 1, after_secs=1).freeze("ps", 0, secs=5)
-        FaultPlan().cut("worker:0", "ps:1").kill("ps", 0, after_secs=2).restart("ps", 0).heal("worker:0", "ps:1")
+        FaultPlan(seed=7).kill("worker", 1, at_step=200, restart_secs=1).freeze("ps", 0, secs=5)
+        FaultPlan().cut("worker:0", "ps:1", secs=9).kill("ps", 0, after_secs=2, restart_secs=0)
 
     Attributes:
         seed: Seed of random plans; a new one by default.
@@ -122,26 +116,17 @@ class FaultPlan:
         return self.add(Fault(Kind.STOP, f"{job}:{index}", secs=restart_secs, **when))
 
     def freeze(self, job: str, index: int, *, secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
-        """Adds a SIGSTOP to a task, for ``secs`` seconds or until ``thaw``."""
+        """Adds a SIGSTOP to a task, for ``secs`` seconds or until ``LocalCluster.thaw``."""
         return self.add(Fault(Kind.FREEZE, f"{job}:{index}", secs=secs, **when))
-
-    def thaw(self, job: str, index: int, **when: Unpack[When]) -> FaultPlan:
-        """Adds the end of a freeze."""
-        return self.add(Fault(Kind.THAW, f"{job}:{index}", **when))
 
     def cut(
         self, one: str, other: str, *, secs: float | None = None, reset: bool = False, **when: Unpack[When]
     ) -> FaultPlan:
-        """Adds a cut between two tasks, "worker:0" and "ps:1" for example, for ``secs`` seconds or until ``heal``."""
+        """Adds a cut between two tasks, for ``secs`` seconds or until ``LocalCluster.heal``.
+
+        plan = plan.cut("worker:0", "ps:1", secs=2)
+        """
         return self.add(Fault(Kind.CUT, one, other, secs=secs, reset=reset, **when))
-
-    def heal(self, one: str, other: str, **when: Unpack[When]) -> FaultPlan:
-        """Adds the end of a cut."""
-        return self.add(Fault(Kind.HEAL, one, other, **when))
-
-    def restart(self, job: str, index: int, **when: Unpack[When]) -> FaultPlan:
-        """Adds the start of a dead task."""
-        return self.add(Fault(Kind.RESTART, f"{job}:{index}", **when))
 
     def add(self, fault: Fault) -> FaultPlan:
         """Returns the plan with one fault more."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import multiprocessing.connection
 import os
 import pathlib
 import re
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import psutil
 
@@ -26,9 +26,12 @@ from harness.launch.output import LineBuffer
 from harness.launch.tasks import start_guarded
 from harness.testing import zygote
 
+TIMEOUT_SECS = 60.0
+"""How long waits for lines, steps and ends last by default."""
 START_SECS = 120.0
 """How long the zygote may take to import its modules, and a process to exist."""
 _READ_BYTES = 1 << 16
+_SHOWN_LINES = 20
 _END_SECS = 10.0
 _FREEZE_SECS = 100.0
 _FREEZE_POLL_SECS = 0.001
@@ -61,7 +64,6 @@ class Life:
         code: Exit code, negative for a signal; None while the process runs.
         frozen: True while the process is stopped by SIGSTOP.
         channel: Socket on which the zygote receives signals for the process, and reports its end.
-        buffer: Beginning of a line that has not ended.
     """
 
     task: str
@@ -71,7 +73,6 @@ class Life:
     started_at: float
     code: int | None = None
     frozen: bool = False
-    buffer: LineBuffer = field(default_factory=LineBuffer, repr=False)
 
 
 IMPORT_TIME = ("JAX_", "XLA_", "TF_CPP_", "GRPC_", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_")
@@ -207,101 +208,44 @@ class Zygote:
 
 
 class Processes:
-    """The processes of one cluster, and the thread that reads their output.
+    """The processes of some tasks, each with a thread that reads its output.
 
     Args:
         zygote: Zygote of the processes, which outlives this object.
+        tasks: Names of the tasks.
         show: Function for (task, line), called by the reading thread for each line.
     """
 
-    def __init__(self, zygote: Zygote, show: Callable[[str, str], object] | None = None) -> None:
+    def __init__(
+        self, zygote: Zygote, tasks: Collection[str], show: Callable[[str, str], object] | None = None
+    ) -> None:
         self._zygote = zygote
         self._show = show
         self._lives: list[Life] = []
-        self._open: dict[int, Life] = {}  # by the descriptor of their output
-        self._lines: dict[str, list[Line]] = {}
-        self._seen: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._lines: dict[str, list[Line]] = {task: [] for task in tasks}
+        self._seen = dict.fromkeys(tasks, 0)
         self.changed = threading.Condition()
         """Notified of every line, start and end."""
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._waker = socket.socketpair()
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="test cluster", daemon=True)
-        self._thread.start()
 
-    # -- the reading thread ------------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        return self
 
-    def _run(self) -> None:
-        """Reads until ``close`` has ended every process."""
-        while not self._closed or any(life.code is None for life in self._lives):
-            for key, _ in self._selector.select():
-                if key.fileobj is self._wake:
-                    self._selector.unregister(self._wake)
-                elif key.fd in self._open:
-                    self._read(key.fd)
-                elif key.data is not None and key.data.code is None:
-                    self._end(key.data)
-        # A process that a task has left behind may still hold the other end.
-        for fd in list(self._open):
-            self._read_rest(fd)
-            self._drop(fd)
-        self._wake.close()
-        self._selector.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _end(self, life: Life) -> None:
-        """Records the end of a process, after the rest of its output."""
-        try:
-            code = life.channel.recv(zygote.MESSAGE_BYTES)
-        # The error belongs to a signal that came too late. What was sent before can still be read.
-        except ConnectionError:
-            code = life.channel.recv(zygote.MESSAGE_BYTES)
+    def close(self) -> None:
+        """Ends every process and its thread. Does nothing the second time."""
         with self.changed:
-            for fd in [fd for fd, owner in self._open.items() if owner is life]:
-                self._read_rest(fd)
-            self._selector.unregister(life.channel)
-            life.channel.close()
-            life.code = int(code or -signal.SIGKILL)
-            self.changed.notify_all()
+            self._closed = True
+            for life in self._lives:
+                if life.code is None:
+                    life.channel.shutdown(socket.SHUT_WR)
+        for thread in self._threads:
+            thread.join()
 
-    def _read(self, fd: int) -> bool:
-        """Reads the present output. Returns False when there is nothing now, or never again."""
-        life = self._open.get(fd)
-        if life is None:
-            return False
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        texts = life.buffer.feed(data) if data else life.buffer.flush()
-        if not data:
-            self._drop(fd)
-        self._add(life, texts)
-        return bool(data)
-
-    def _read_rest(self, fd: int) -> None:
-        while self._read(fd):
-            pass
-
-    def _drop(self, fd: int) -> None:
-        if self._open.pop(fd, None) is not None:
-            self._selector.unregister(fd)
-            os.close(fd)
-
-    def _add(self, life: Life, texts: Sequence[str]) -> None:
-        if not texts:
-            return
-        now = time.monotonic()
-        with self.changed:
-            self._lines[life.task] += [Line(now, life.number, text) for text in texts]
-            self.changed.notify_all()
-        if self._show is not None:
-            for text in texts:
-                self._show(life.task, text)
-
-    # -- for any thread ----------------------------------------------------------------------------------------
-
-    def start(
+    def spawn(
         self,
         task: str,
         argv: Sequence[str],
@@ -331,8 +275,9 @@ class Processes:
                 "argv": list(argv),
                 "env": dict(env),
                 "cwd": None if cwd is None else os.fspath(cwd),
+                "fork": self._zygote.starts(argv, env),
+                "input": stdin is not None,
             }
-            message |= {"fork": self._zygote.starts(argv, env), "input": stdin is not None}
             started_at = time.monotonic()
             reader, writer = os.pipe()
             try:
@@ -342,37 +287,78 @@ class Processes:
                 raise RuntimeError(f"{task} cannot be started: {error}") from error
             finally:
                 os.close(writer)
-            os.set_blocking(reader, False)
             life = Life(task, len(self.lives(task)), channel, pid, started_at)
             self._lives.append(life)
-            self._lines.setdefault(task, [])
-            self._seen.setdefault(task, 0)
-            self._open[reader] = life
-            self._selector.register(reader, selectors.EVENT_READ)
-            self._selector.register(channel, selectors.EVENT_READ, life)
+            self._threads.append(threading.Thread(target=self._follow, args=(life, reader), name=task, daemon=True))
+            self._threads[-1].start()
             self.changed.notify_all()
         return life
 
-    def signal(self, life: Life, signum: int) -> None:
-        """Sends a signal to the process group of a process. Does nothing when the process has ended."""
+    def _follow(self, life: Life, output: int) -> None:
+        """Reads the output of a process until its end, on a thread of its own."""
+        buffer = LineBuffer()
+        sources: list[Any] = [output, life.channel]
+        # The end of the process is looked at where there is no output: what was written before it comes first. A
+        # process that the task has left behind may hold the other end of the output for ever.
+        while output in multiprocessing.connection.wait(sources):
+            if data := os.read(output, _READ_BYTES):
+                self._add(life, buffer.feed(data))
+            else:
+                sources.remove(output)
+        os.close(output)
+        self._add(life, buffer.flush())
+        try:
+            code = life.channel.recv(zygote.MESSAGE_BYTES)
+        # The error belongs to a signal that came too late. What was sent before can still be read.
+        except ConnectionError:
+            code = life.channel.recv(zygote.MESSAGE_BYTES)
+        with self.changed:
+            life.code = int(code or -signal.SIGKILL)
+            life.channel.close()
+            self.changed.notify_all()
+
+    def _add(self, life: Life, texts: Sequence[str]) -> None:
+        with self.changed:
+            self._lines[life.task] += [Line(time.monotonic(), life.number, text) for text in texts]
+            self.changed.notify_all()
+        if self._show is not None:
+            for text in texts:
+                self._show(life.task, text)
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def signal(self, task: str, signum: int) -> None:
+        """Sends a signal to the process group of a task. Does nothing when the task does not run."""
         # The process may have ended just now.
         with self.changed, contextlib.suppress(OSError):
-            if life.code is None:
+            if (life := self.running(task)) is not None:
                 life.frozen = signum == signal.SIGSTOP or (life.frozen and signum != signal.SIGCONT)
                 life.channel.send(str(int(signum)).encode())
 
-    def freeze(self, life: Life) -> None:
-        """Stops a process by SIGSTOP. Returns when none of its threads runs, or raises TimeoutError."""
-        self._signal_and_wait(life, signal.SIGSTOP, lambda states: states == {"T"})
+    def kill(self, task: str) -> None:
+        """Sends SIGKILL, and waits for the end of the task."""
+        self._alive(task)
+        self.signal(task, signal.SIGKILL)
+        self.wait(task)
 
-    def thaw(self, life: Life) -> None:
-        """Continues a process by SIGCONT. Returns when none of its threads is stopped, or raises TimeoutError."""
-        self._signal_and_wait(life, signal.SIGCONT, lambda states: "T" not in states)
+    def stop(self, task: str) -> None:
+        """Sends SIGTERM. Does not wait."""
+        self._alive(task)
+        self.signal(task, signal.SIGTERM)
+
+    def freeze(self, task: str) -> None:
+        """Stops a task by SIGSTOP until ``thaw``. Returns when no thread of the task runs."""
+        self._signal_and_wait(self._alive(task), signal.SIGSTOP, lambda states: states == {"T"})
+
+    def thaw(self, task: str) -> None:
+        """Continues a task by SIGCONT. Returns when the task runs again, or has ended."""
+        if (life := self.running(task)) is not None:
+            self._signal_and_wait(life, signal.SIGCONT, lambda states: "T" not in states)
 
     def _signal_and_wait(self, life: Life, signum: int, reached: Callable[[set[str]], bool]) -> None:
         # The zygote sends the signal, and it alone is told of the stop. A second signal that did not wait for the
         # effect of the first would find the state from before that one.
-        self.signal(life, signum)
+        self.signal(life.task, signum)
         deadline = time.monotonic() + _FREEZE_SECS
         while life.code is None and not reached(_thread_states(life.pid)):
             if time.monotonic() > deadline:
@@ -380,8 +366,12 @@ class Processes:
                 raise TimeoutError(f"{life.task} has not followed {name} for {_FREEZE_SECS:g} s")
             time.sleep(_FREEZE_POLL_SECS)
 
+    # -- what they do ------------------------------------------------------------------------------------------
+
     def lives(self, task: str = "") -> list[Life]:
         """Returns the processes of a task, or of all tasks, in the order of their starts."""
+        if task and task not in self._lines:
+            raise ValueError(f"no task {task!r} in this cluster: {', '.join(self._lines)}")
         with self.changed:
             return [life for life in self._lives if task in ("", life.task)]
 
@@ -389,55 +379,60 @@ class Processes:
         """Returns the running process of a task; None if there is none."""
         return next((life for life in self.lives(task) if life.code is None), None)
 
+    def _alive(self, task: str) -> Life:
+        life = self.running(task)
+        if life is None:
+            raise RuntimeError(f"{task} does not run")
+        return life
+
     def lines(self, task: str, pattern: str = "") -> list[Line]:
         """Returns the lines of a task so far, in all its lives, or the matching lines."""
         with self.changed:
-            return [line for line in self._lines.get(task, ()) if re.search(pattern, line.text)]
+            return [line for line in self._lines[task] if re.search(pattern, line.text)]
 
-    def expect(self, task: str, pattern: str, secs: float) -> re.Match[str]:
-        """Waits for a line after the one that the last ``expect`` of this task found.
+    def _tail(self, task: str) -> str:
+        return "\n".join(["; its last lines:", *(line.text for line in self._lines[task][-_SHOWN_LINES:])])
+
+    def expect(self, task: str, pattern: str, secs: float = TIMEOUT_SECS) -> re.Match[str]:
+        """Waits for a line that matches, after the line that was found last.
+
+            step = cluster.expect("worker:0", "step (.*)")[1]
 
         Raises:
-            TimeoutError: No such line came. The message has the last lines.
-            RuntimeError: The task has ended, and no such line came before.
+            TimeoutError: No such line came within ``secs``. The message has the last lines.
+            RuntimeError: The task has ended without such a line.
         """
         wanted, deadline = re.compile(pattern), time.monotonic() + secs
         with self.changed:
             while True:
-                lines = self._lines.get(task, [])
-                while self._seen.get(task, 0) < len(lines):
-                    line = lines[self._seen[task]]
+                lines = self._lines[task]
+                while self._seen[task] < len(lines):
                     self._seen[task] += 1
-                    if found := wanted.search(line.text):
+                    if found := wanted.search(lines[self._seen[task] - 1].text):
                         return found
-                tail = "\n".join(line.text for line in lines[-20:])
                 if self.running(task) is None:
-                    raise RuntimeError(f"{task} has ended without a line like {pattern!r}; its last lines:\n{tail}")
+                    raise RuntimeError(f"{task} has ended without a line like {pattern!r}{self._tail(task)}")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(
-                        f"{task} wrote no line like {pattern!r} within {secs:g} s; its last lines:\n{tail}"
-                    )
+                    raise TimeoutError(f"{task} wrote no line like {pattern!r} within {secs:g} s{self._tail(task)}")
                 self.changed.wait(left)
 
-    def wait(self, life: Life, secs: float) -> int:
-        """Waits for the end of a process. Returns its exit code, or raises TimeoutError."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: life.code is not None, secs):
-                tail = "\n".join(line.text for line in self._lines[life.task][-20:])
-                raise TimeoutError(f"{life.task} did not end within {secs:g} s; its last lines:\n{tail}")
-            assert life.code is not None
-            return life.code
+    def wait(self, task: str, secs: float = TIMEOUT_SECS) -> int:
+        """Waits for the end of the last process of a task.
 
-    def close(self) -> None:
-        """Ends every process and the thread. Does nothing the second time."""
+        Returns:
+            The exit code, negative for a signal.
+
+        Raises:
+            TimeoutError: The process did not end within ``secs``. The message has the last lines.
+        """
+        if not (lives := self.lives(task)):
+            raise RuntimeError(f"{task} was never started")
         with self.changed:
-            self._closed = True
-            for life in self._lives:
-                if life.code is None:
-                    life.channel.shutdown(socket.SHUT_WR)
-        self._waker.close()
-        self._thread.join()
+            if not self.changed.wait_for(lambda: lives[-1].code is not None, secs):
+                raise TimeoutError(f"{task} did not end within {secs:g} s{self._tail(task)}")
+            assert lives[-1].code is not None
+            return lives[-1].code
 
 
 def _thread_states(pid: int) -> set[str]:

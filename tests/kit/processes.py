@@ -63,8 +63,8 @@ class Program:
         self.name = " ".join(command)[:80]
         present = {name: value for name, value in given.items() if value is not None}
         reader, self._input = os.pipe()
-        self._processes = Processes(Zygote.lasting(() if cold else PRELOAD, base))
-        self._start = functools.partial(self._processes.start, _ONLY, argv, present, cwd=cwd)
+        self._processes = Processes(Zygote.lasting(() if cold else PRELOAD, base), [_ONLY])
+        self._start = functools.partial(self._processes.spawn, _ONLY, argv, present, cwd=cwd)
         try:
             self._life = self._start(stdin=reader if stdin is None else stdin)
         except BaseException:
@@ -119,7 +119,7 @@ class Program:
 
     def wait(self, secs: float = TIMEOUT_SECS) -> int:
         """Waits for the end. Returns the exit code, negative for a signal, or raises TimeoutError."""
-        return self._processes.wait(self._life, secs)
+        return self._processes.wait(_ONLY, secs)
 
     def result(self, secs: float = TIMEOUT_SECS) -> str:
         """Waits for the end, and returns the output. An exit code other than 0 fails the test."""
@@ -129,7 +129,7 @@ class Program:
 
     def signal(self, signum: int) -> None:
         """Sends a signal to the process group. Does nothing after the end."""
-        self._processes.signal(self._life, signum)
+        self._processes.signal(_ONLY, signum)
 
     def handles(self, signum: int) -> bool:
         """Returns True if the program has a handler for a signal by now."""
@@ -138,7 +138,7 @@ class Program:
     def freeze(self) -> None:
         """Stops the program by SIGSTOP. Returns when all of its threads have stopped."""
         assert self.code is None, f"{self.name} has ended: {self.story()}"
-        self._processes.freeze(self._life)
+        self._processes.freeze(_ONLY)
 
     def thaw(self) -> None:
         """Continues the program by SIGCONT."""

@@ -110,22 +110,22 @@ def test_a_task_that_is_frozen_has_stopped_already() -> None:
 def test_the_process_that_lasts_is_replaced_when_it_has_been_killed() -> None:
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "7"}  # one that no other test uses
     first = Zygote.lasting((), env)
-    processes = Processes(first)
-    life = processes.start("sleeper", ["sleep", "600"], env)
+    processes = Processes(first, ["sleeper", "another"])
+    life = processes.spawn("sleeper", ["sleep", "600"], env)
     assert first is Zygote.lasting((), env)
     parent = psutil.Process(life.pid).parent()
     assert parent is not None
     parent.kill()
-    assert processes.wait(life, 20) == -signal.SIGKILL
+    assert processes.wait("sleeper", 20) == -signal.SIGKILL
     processes.close()
     with pytest.raises(RuntimeError, match="cluster is closed"):
-        processes.start("another", ["true"], env)
+        processes.spawn("another", ["true"], env)
     first._thread.join(100)
     second = Zygote.lasting((), env)
     assert second is not first
-    again = Processes(second)
-    assert again.wait(again.start("task", ["true"], env), 20) == 0
-    again.close()
+    with Processes(second, ["task"]) as again:
+        again.spawn("task", ["true"], env)
+        assert again.wait("task", 20) == 0
 
 
 def answer(greeting: str, pipe: Connection) -> None:
