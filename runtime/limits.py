@@ -20,15 +20,21 @@ _TENSORS_SHARE: Final = 5 / 8
 """Part of the files that a process may open, for connections to the tensor port; the gRPC port has a quarter of it."""
 
 
-def _limit(default: int | float, of: str, help: str, most: float = math.inf) -> Any:
-    """A field: its default, the group that it stands in, what it says of itself, and the largest value it may have."""
-    return field(default=default, metadata={"of": of, "help": help, "most": most})
+def _limit(default: int | float, of: str, help: str, most: float = math.inf, words: str = "") -> Any:
+    """Returns a field for a limit.
 
-
-def _share(part: float, words: str, of: str, help: str) -> Any:
-    """A field in bytes, by default a part of this machine's memory."""
-    metadata = {"of": of, "help": help, "most": math.inf, "default": words}
-    return field(default_factory=lambda: int(psutil.virtual_memory().total * part), metadata=metadata)
+    Args:
+        default: the default; with ``words``, the part of this machine's memory that it is.
+        of: the group of the limit.
+        help: the meaning of the limit.
+        most: the largest value that it may have.
+        words: the default in words; the number by default.
+    """
+    told = words or f"{default:,}".removesuffix(".0")
+    metadata = {"default": told, "of": of, "help": help, "most": most}
+    if words:
+        return field(default_factory=lambda: int(psutil.virtual_memory().total * default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 _PORTS, _CALLS, _MEMORY, _PROGRAMS, _RUN = "ports", "calls", "memory", "programs", "run and checkpoints"
@@ -101,17 +107,17 @@ class Limits:
         "Sessions of clients elsewhere whose steps this task runs, a sixteenth of them opened by one connection. Four "
         "times as many may have stages here.",
     )
-    client_bytes: int = _share(
+    client_bytes: int = _limit(
         0.25,
-        "a quarter of the memory",
         _MEMORY,
         "Bytes that a task keeps for one session: stages, and up to seven eighths of values (not of variables).",
+        words="a quarter of the memory",
     )
-    task_bytes: int = _share(
+    task_bytes: int = _limit(
         0.9,
-        "nine tenths of the memory",
         _MEMORY,
         "Bytes that a task keeps for all sessions: stages, and up to seven eighths of values and variables.",
+        words="nine tenths of the memory",
     )
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
@@ -187,14 +193,7 @@ class Limits:
     def rows(cls) -> list[LimitRow]:
         """All limits with their defaults, in words."""
         return [
-            LimitRow(
-                name=found.name,
-                kind=float if found.type == "float" else int,
-                default=found.metadata.get("default") or f"{found.default:,}".removesuffix(".0"),
-                of=found.metadata["of"],
-                help=found.metadata["help"],
-                most=found.metadata["most"],
-            )
+            LimitRow(found.name, float if found.type == "float" else int, **found.metadata)
             for found in dataclasses.fields(cls)
         ]
 

@@ -615,15 +615,12 @@ def peer() -> str:
 
 
 def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grpc.ServicerContext], _T]:
-    """Turns ``method(self, request)`` into a servicer method whose OpErrors reach the caller by name."""
+    """Turns ``method(self, request)`` into a servicer method. The interceptor of the task ends a call that raises."""
 
     @functools.wraps(method)
     def wrapped(self: Any, request: Any, context: grpc.ServicerContext) -> _T:
         _running.context = context
-        try:
-            return method(self, request)
-        except OpError as error:
-            abort(context, error)
+        return method(self, request)
 
     return wrapped
 

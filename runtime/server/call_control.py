@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
@@ -90,10 +89,15 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 rpc.abort(context, request)
             if method is None:  # of gRPC's own services
                 return call(request, context)
-            if self._certificates or observer:
-                self._check(method, request, context, observer)
-            with self._refusing(context), self._pools.place(method.pool(request), context):
-                return self._recorded(method, request, context, call)
+            try:
+                if self._certificates or observer:
+                    self._check(method, request, context, observer)
+                with self._pools.place(method.pool(request), context):
+                    return self._recorded(method, request, context, call)
+            except OpError as error:
+                if isinstance(error, ResourceExhaustedError) and error.limit:
+                    self._refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
+                rpc.abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(
             controlled if method else rpc.for_strangers(controlled),
@@ -102,7 +106,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     def _check(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
-        """Checks that the client may make a call; ends the call otherwise."""
+        """Checks that the client may make a call; tells of the call, and raises PermissionDeniedError, otherwise."""
         order = method.order(request)
         try:
             who = OBSERVER if observer else rpc.identity(context)
@@ -115,23 +119,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 roles.check_registers(self._own, who)
         except PermissionDeniedError as error:
             self._refusals.tell(rpc.host_of(context.peer()), error.message, order, rpc.names(context))
-            rpc.abort(context, error)
-
-    @contextmanager
-    def _refusing(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """Ends a call by the error of the block; tells of one that is over a limit."""
-        try:
-            yield
-        except OpError as error:
-            self._tell(error, context)
-            rpc.abort(context, error)
-        except Exception as error:  # what gRPC raises to end a call that has failed: while handling why it has
-            self._tell(error.__context__, context)
             raise
-
-    def _tell(self, error: BaseException | None, context: grpc.ServicerContext) -> None:
-        if isinstance(error, ResourceExhaustedError) and error.limit:
-            self._refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
 
     def _recorded(
         self,
@@ -156,7 +144,4 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             outcome = type(error).__name__
             raise
         finally:
-            code = context.code()  # type: ignore[attr-defined]  # its stubs do not know it
-            if outcome == "failed" and code is not None:
-                outcome = code.name
             self._audit.write(action, peer=peer, who=who, what=what, outcome=outcome)

@@ -87,10 +87,6 @@ def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
     return order.sender if order.WhichOneof("order") in OF_THE_SENDER else None
 
 
-def _forwarded_sender(request: services_pb2.ForwardRunOrderRequest) -> str | None:
-    return None if _run_sender(request.order) is None else THIS_TASK
-
-
 def _known(order: str) -> str:
     return order if order in roles.MAY else "unknown"
 
@@ -124,6 +120,21 @@ _CLUSTER_BYTES: Final = 1 << 20
 _RUN_BYTES: Final = 2 * MOST_STATE_BYTES
 """Bytes of an order to the run record: the states of a worker beside the names of all tasks."""
 
+_CHECKPOINT: Final = Method(_checkpoint, _checkpoint_pool, _checkpoint_entry)
+_RUN: Final = Method(_run, _run_pool, _run_entry, _run_sender, _RUN_BYTES)
+
+
+def _forwarded(of: Method) -> Method:
+    """Returns the rules for an order that a master forwards: those of the order, in the name of the master's task."""
+    return Method(
+        lambda r: of.order(r.order),
+        _waits,
+        lambda r: of.entry(r.order),
+        lambda r: None if of.sender(r.order) is None else THIS_TASK,
+        of.most_bytes,
+    )
+
+
 METHODS: Final[Mapping[str, Method]] = {
     "/bellwether.WorkerService/Status": Method(_status, most_bytes=_CLUSTER_BYTES),
     "/bellwether.WorkerService/Metrics": Method(_always("metrics"), most_bytes=_SHORT_BYTES),
@@ -133,20 +144,16 @@ METHODS: Final[Mapping[str, Method]] = {
     "/bellwether.WorkerService/Clear": Method(
         _always("clear"), _always(ORDERS), lambda r: ("clear", " ".join(r.containers) or "all")
     ),
-    "/bellwether.WorkerService/Checkpoint": Method(_checkpoint, _checkpoint_pool, _checkpoint_entry),
-    "/bellwether.WorkerService/Run": Method(_run, _run_pool, _run_entry, _run_sender, _RUN_BYTES),
+    "/bellwether.WorkerService/Checkpoint": _CHECKPOINT,
+    "/bellwether.WorkerService/Run": _RUN,
     "/bellwether.MasterService/CreateSession": Method(_session, _waits, lambda r: ("session.open", "")),
     "/bellwether.MasterService/RenewSession": Method(_session),
     "/bellwether.MasterService/CloseSession": Method(_session),
     "/bellwether.MasterService/RegisterPlan": Method(lambda r: _stage(*r.plan.stages), _waits),
     "/bellwether.MasterService/RunStep": Method(_always("step"), _waits),
-    "/bellwether.MasterService/ForwardCheckpoint": Method(
-        lambda r: _checkpoint(r.order), _waits, lambda r: _checkpoint_entry(r.order)
-    ),
+    "/bellwether.MasterService/ForwardCheckpoint": _forwarded(_CHECKPOINT),
     "/bellwether.MasterService/ForwardBytes": Method(_always("checkpoint.bytes"), _waits),
-    "/bellwether.MasterService/ForwardRunOrder": Method(
-        lambda r: _run(r.order), _waits, lambda r: _run_entry(r.order), _forwarded_sender, _RUN_BYTES
-    ),
+    "/bellwether.MasterService/ForwardRunOrder": _forwarded(_RUN),
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
     "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", " ".join(r.containers))),
 }

@@ -21,28 +21,32 @@ from runtime.errors import AbortedError, NotFoundError
 from runtime.limits import Limits
 from runtime.master.master import MasterSession
 from runtime.master.prepared import PreparedPlan
-from runtime.trust.roles import ANYBODY, Identity
+from runtime.rpc.rpc import caller, peer
 
 
 class RemoteSession:
-    """A session of a client in another process, and its plans. Thread safe.
+    """A session of the client of the present call, and its plans. Thread safe.
 
     Args:
         session: the session.
-        client: The connection by which the session was opened.
         plans: Number of plans that are kept; the client keeps fewer, so that plans in use are here.
-        owner: The identity in the certificate of the client that opened the session.
     """
 
-    def __init__(self, session: MasterSession, client: str, plans: int, owner: Identity = ANYBODY) -> None:
+    def __init__(self, session: MasterSession, plans: int) -> None:
         self.session = session
-        self.client = client
+        self.client = peer()
+        """The connection by which the session was opened."""
+        self.owner = caller()
+        """The identity in the certificate of the client that opened the session."""
         self._most = plans
-        self.owner = owner
         self.heard_at = time.monotonic()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._plans: OrderedDict[int, PreparedPlan] = OrderedDict()
+
+    def is_of_caller(self) -> bool:
+        """Returns True if the client of the present call may be the owner, as far as certificates show."""
+        return not self.owner.names or self.owner.is_as(caller())
 
     def add(self, prepared: PreparedPlan) -> int:
         """Keeps a plan and returns its number."""
@@ -103,57 +107,51 @@ class RemoteSessions:
             with self._changed:
                 self._calls -= 1
 
-    def check_room(self, client: str) -> None:
-        """Checks that another session may be opened.
-
-        Args:
-            client: the connection that asks for it.
+    def check_room(self) -> None:
+        """Checks that the client of the present call may open another session.
 
         Raises:
             ResourceExhaustedError: there are too many of this connection, or of all.
         """
         with self._changed:
-            self._check_room(client)
+            self._check_room()
 
-    def _check_room(self, client: str) -> None:
-        limits, all_of_them = self._limits, len(self._sessions)
+    def _check_room(self) -> None:
+        limits, all_of_them, client = self._limits, len(self._sessions), peer()
         its = sum(s.client == client for s in self._sessions.values())
         if its >= limits.client_sessions:
             raise limits.exceeded("client_sessions", f"{its} sessions are open here by this connection")
         if all_of_them >= limits.sessions:
             raise limits.exceeded("sessions", f"{all_of_them} sessions of clients elsewhere are open here")
 
-    def add(self, session: MasterSession, client: str = "", owner: Identity = ANYBODY) -> None:
+    def add(self, session: MasterSession) -> None:
         """Keeps a session that has just been opened.
 
         Args:
-            session: the session.
-            client: The connection by which the session was opened.
-            owner: The identity in the certificate of the client that opened the session.
+            session: the session, which belongs to the client of the present call.
 
         Raises:
             ResourceExhaustedError: others were opened meanwhile, and now there are too many.
         """
         with self._changed:
-            self._check_room(client)
-            self._sessions[session.id] = RemoteSession(session, client, self._limits.session_plans, owner)
+            self._check_room()
+            self._sessions[session.id] = RemoteSession(session, self._limits.session_plans)
             if not self._watching:
                 threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
                 self._watching = True
 
-    def renewed(self, number: int, who: Identity = ANYBODY) -> RemoteSession:
+    def renewed(self, number: int) -> RemoteSession:
         """Returns the session of an id and notes a sign of life of its client.
 
         Args:
             number: the id.
-            who: asks for it.
 
         Raises:
             AbortedError: it is not there (any more), or is another client's.
         """
         with self._changed:
             found = self._sessions.get(number)
-            if found is not None and found.owner.is_as(who):
+            if found is not None and found.is_of_caller():
                 found.heard_at = time.monotonic()
                 return found
         raise AbortedError(
@@ -161,11 +159,11 @@ class RemoteSessions:
             f"for {timeouts.LEASE_SECS:g} s"
         )
 
-    def end(self, number: int, who: Identity = ANYBODY) -> None:
+    def end(self, number: int) -> None:
         """Closes a session, if there is one of this id that is not another client's."""
         with self._changed:
             found = self._sessions.get(number)
-            if found is not None and not found.owner.is_as(who):
+            if found is not None and not found.is_of_caller():
                 return
             self._sessions.pop(number, None)
             self._changed.notify()

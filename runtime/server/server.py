@@ -176,7 +176,7 @@ class Server:
         with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), limits)
         self.worker.checkpoint_participant.roots = roots
-        self.worker.checkpoint_participant.cores = cpu_share.writers_share(spec, self.task, os.cpu_count() or 1)
+        self.worker.checkpoint_participant.cores = cpu_share.share(spec, self.task, os.cpu_count() or 1, of_job=True)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
         self.listens_on = binding.listen_on(spec, self.task, bind, os.environ)
         """The addresses of this machine at which both ports are open."""

@@ -17,13 +17,13 @@ from runtime.master.master import Master
 from runtime.observe.trace import nbytes, step_stats
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
-from runtime.rpc.rpc import caller, peer, servicer_method, when_abandoned
+from runtime.rpc.rpc import servicer_method, when_abandoned
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
 from runtime.server.served import Served
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
-from runtime.trust.roles import ANYBODY
+from runtime.task.worker import Worker
 from runtime.wire.endpoint import host_id
 from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
 
@@ -33,7 +33,13 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, server: Served) -> None:
         self._server = server
-        self._started = time.time()
+
+    def _worker(self, incarnation: int) -> Worker:
+        """Returns the worker for a request to a process of the task; 0 is any process."""
+        self._server.check_open()
+        if incarnation not in (0, self._server.incarnation):
+            raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        return self._server.worker
 
     @servicer_method
     def Status(self, request: pb.StatusRequest) -> pb.StatusResponse:
@@ -51,7 +57,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             unix_path=server.unix_path or "",
             host_id=host_id(),
             devices=[device_to_proto(d) for d in server.worker.devices],
-            started_unix_secs=self._started,
+            started_unix_secs=server.started_unix_secs,
             generation=server.worker.store.run.generation,
             has_backup=primary is not None,
             backup_lag=0 if primary is None else primary.lag,
@@ -61,11 +67,9 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """Registers a stage call."""
-        self._server.check_open()
-        if request.incarnation != self._server.incarnation:
-            raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        worker = self._worker(request.incarnation)
         self._server.check_session(request.session)
-        found = self._server.worker.register(
+        found = worker.register(
             call_from_proto(request.call),
             request.generation,
             traced=request.traced,
@@ -75,7 +79,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         )
         if found is None:
             return pb.RegisterResponse(need_program=True)
-        self._server.worker.replicate_now()
+        worker.replicate_now()
         return pb.RegisterResponse(handle=found.handle)
 
     @servicer_method
@@ -95,11 +99,8 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Checkpoint(self, request: pb.CheckpointOrder) -> pb.CheckpointReply:
         """Carries out an order of a coordinator of checkpoints."""
-        self._server.check_open()
-        if request.incarnation not in (0, self._server.incarnation):
-            raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
+        worker = self._worker(request.incarnation)
         self._server.check_session(request.session)
-        worker = self._server.worker
         cancelled = Cancellation(time.monotonic() + worker.limits.order_secs)
         with when_abandoned(lambda: cancelled.set(HUNG_UP)):
             reply = worker.checkpoint_participant.obey(request, cancelled)
@@ -110,12 +111,9 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Run(self, request: run_record_pb2.RunOrder) -> run_record_pb2.RunReply:
         """Carries out an order to the run record; an order that waits ends with its caller."""
-        self._server.check_open()
-        if request.incarnation != self._server.incarnation:
-            raise AbortedError("restarted just now, its state is gone", task=self._server.worker.task)
-        cancelled = Cancellation()
+        worker, cancelled = self._worker(request.incarnation), Cancellation()
         with when_abandoned(lambda: cancelled.set(HUNG_UP)):
-            return self._server.worker.obey_run_order(request, cancelled)
+            return worker.obey_run_order(request, cancelled)
 
     @servicer_method
     def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
@@ -133,11 +131,10 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     """The service that runs steps for clients in other processes."""
 
-    def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits, certificates: bool) -> None:
+    def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits) -> None:
         self._master = master
         self._sessions = sessions
         self._limits = limits
-        self._who = caller if certificates else lambda: ANYBODY
 
     @servicer_method
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
@@ -145,11 +142,11 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set("its client went away")):
             options = options_from_proto(request.options)
-            self._sessions.check_room(peer())
+            self._sessions.check_room()
             session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
         try:
             cancelled.check("opening a session")
-            self._sessions.add(session, peer(), self._who())
+            self._sessions.add(session)
         except OpError:
             self._master.close_session(session)
             raise
@@ -166,19 +163,19 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def RenewSession(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
         """Notes a sign of life of a session's client."""
-        self._sessions.renewed(request.session, self._who())
+        self._sessions.renewed(request.session)
         return pb.RenewSessionResponse()
 
     @servicer_method
     def CloseSession(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         """Closes a session."""
-        self._sessions.end(request.session, self._who())
+        self._sessions.end(request.session)
         return pb.CloseSessionResponse()
 
     @servicer_method
     def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
         """Registers the stages of a plan on their tasks."""
-        remote = self._sessions.renewed(request.session, self._who())
+        remote = self._sessions.renewed(request.session)
         plan = plan_from_proto(request.plan, self._limits)
         sizes = {
             slot: spec.nbytes
@@ -196,7 +193,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
         """Runs one step of a registered plan; the step ends early when its caller has gone."""
-        remote = self._sessions.renewed(request.session, self._who())
+        remote = self._sessions.renewed(request.session)
         feeds, timeout = unpack(request.feeds), request.timeout_secs or None
         prepared = remote.plan(request.plan)
         stats = None
@@ -213,13 +210,13 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def ForwardCheckpoint(self, request: pb.ForwardCheckpointRequest) -> pb.CheckpointReply:
         """Passes an order of a coordinator of checkpoints on to a task."""
-        session = self._sessions.renewed(request.session, self._who()).session
+        session = self._sessions.renewed(request.session).session
         return session.send_order(request.task, request.order, request.timeout_secs or None)
 
     @servicer_method
     def ForwardBytes(self, request: pb.ForwardBytesRequest) -> pb.ForwardBytesReply:
         """Carries a byte range of a checkpoint between a client that has no tensor channel and a task."""
-        session = self._sessions.renewed(request.session, self._who()).session
+        session = self._sessions.renewed(request.session).session
         byte_range = ByteRange.from_array(np.array(request.byte_range, np.uint64))
         with contextlib.closing(session.stream(request.task)) as stream:
             if request.data:
@@ -239,7 +236,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         cancelled = Cancellation()
         with self._sessions.call(), when_abandoned(lambda: cancelled.set(HUNG_UP)):
             if request.session:
-                session = self._sessions.renewed(request.session, self._who()).session
+                session = self._sessions.renewed(request.session).session
                 reply = session.send_run_order(request.task, request.order, request.answer_secs, cancelled)
                 return pb.ForwardRunOrderReply(sender=request.order.sender, replies={request.task: reply})
             replies = self._master.send_run_order(request.order, request.device_filters, request.answer_secs, cancelled)
@@ -248,7 +245,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def AdoptGenerations(self, request: pb.AdoptGenerationsRequest) -> pb.AdoptGenerationsResponse:
         """Continues a session under generations that its client has begun."""
-        session = self._sessions.renewed(request.session, self._who()).session
+        session = self._sessions.renewed(request.session).session
         session.adopt_generations(request.generations)
         return pb.AdoptGenerationsResponse(value_ids=session.value_ids)
 
@@ -286,5 +283,5 @@ def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
 def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:
     """Adds both services to a gRPC server."""
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
-    master = MasterServicer(server.master, sessions, server.worker.limits, server.certificates is not None)
+    master = MasterServicer(server.master, sessions, server.worker.limits)
     services_pb2_grpc.add_MasterServiceServicer_to_server(master, grpc_server)

@@ -22,33 +22,27 @@ _VARIABLES = ("PJRT_NPROC", "NPROC")
 """What XLA reads when it makes its threads, first one first."""
 
 
-def share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
-    """Returns the number of cores for one task's XLA.
+def share(cluster: ClusterSpec, own: TaskId, cores: int, *, of_job: bool = False) -> int:
+    """Returns the number of cores for one task's XLA, or for its background work.
 
     Workers divide the cores among them: a ps mostly waits for them. A ps takes what it would get if all tasks of the
     host took the same: an update is a short program, which more threads make slower. With one thread, each
     connection's thread computes its updates; those of disjoint variables overlap.
 
+    The tasks of a job write their parts of a checkpoint at the same time. Each must rest the longer the more tasks of
+    its job are on its host.
+
     Args:
         cluster: all tasks with their addresses.
         own: the task.
         cores: of the host.
+        of_job: True for background work, for which only the tasks of the same job count.
     """
     here = _host(cluster.task_address(own.job, own.index))
-    beside = [task for task, address in cluster.tasks().items() if _host(address) == here]
-    if own.job != "ps":
-        beside = [task for task in beside if task.job != "ps"]
-    return max(1, cores // len(beside))
-
-
-def writers_share(cluster: ClusterSpec, own: TaskId, cores: int) -> int:
-    """Returns the cores by which a task's background work is paced: those of its job's tasks on its host.
-
-    They write their parts of a checkpoint at the same time; each must rest the longer the more there are.
-    """
-    here = _host(cluster.task_address(own.job, own.index))
-    beside = [t for t, address in cluster.tasks().items() if t.job == own.job and _host(address) == here]
-    return max(1, cores // len(beside))
+    jobs = [task.job for task, address in cluster.tasks().items() if _host(address) == here]
+    if of_job:
+        return max(1, cores // jobs.count(own.job))
+    return max(1, cores // (len(jobs) if own.job == "ps" else len(jobs) - jobs.count("ps")))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from runtime.errors import (
 )
 from runtime.expressions.kinds import is_narrow
 from runtime.graph.tracing import is_64_bit
-from runtime.limits import Limits
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
@@ -44,7 +43,6 @@ class Executor:
         store: the task's state.
         task: the task's name, for errors.
         devices: the local devices that stages may name, by (type, index).
-        compiler: cache of executables, shared by all tasks of the process by default.
         gate: what deferred updates pass; whoever runs other writing stages passes it for them.
         watch: which programs of other processes run.
     """
@@ -54,15 +52,15 @@ class Executor:
         store: Store,
         task: str,
         devices: dict[tuple[str, int], jax.Device],
-        compiler: Compiler | None = None,
-        gate: Gate | None = None,
-        watch: ProgramWatch | None = None,
+        gate: Gate,
+        watch: ProgramWatch,
     ) -> None:
         self.store = store
         self.task = task
-        self.gate = gate or Gate(task)
-        self.watch = watch or ProgramWatch(task, Limits())
-        self.compiler = compiler or _process_compiler
+        self.gate = gate
+        self.watch = watch
+        self.compiler = _process_compiler
+        """The cache of executables, shared by all tasks of the process."""
         self._devices = devices
 
     def prepare(self, stage: Stage, generation: int = 0) -> PreparedStage:
@@ -210,7 +208,7 @@ class PreparedStage:
         """Runs the program; the claim must be held."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
         if self._store.run.generation != self._generation:
-            raise self._fenced()
+            self.check_generation()  # which raises; called only then
         if self._executable is None:
             return ()
         if self._made:
@@ -295,8 +293,7 @@ class PreparedStage:
         return here
 
     def _run_host(self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation) -> list[AnyArray]:
-        if self._store.run.generation != self._generation:
-            raise self._fenced()
+        self.check_generation()
         deferred = None if self._executable is None else DeferredUpdate(self)
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
@@ -311,8 +308,10 @@ class PreparedStage:
             values.extend(results)
         return [_owned(values[o.index], inputs) for o in self.stage.outputs]
 
-    def _fenced(self) -> AbortedError:
-        return AbortedError("its variables were restored since the session began", task=self._task)
+    def check_generation(self) -> None:
+        """Raises AbortedError if the variables were restored since the stage was registered."""
+        if self._store.run.generation != self._generation:
+            raise AbortedError("its variables were restored since the session began", task=self._task)
 
     def _failed(self, error: Exception) -> OpError:
         kind = meaning(error)
@@ -369,10 +368,8 @@ class DeferredUpdate:
         Raises:
             AbortedError: they were restored since then.
         """
-        prepared = self._prepared
-        if prepared._store.run.generation != prepared._generation:
-            raise prepared._fenced()
-        return prepared._generation
+        self._prepared.check_generation()
+        return self._prepared._generation
 
     @uninterrupted
     def step(self) -> int:
@@ -384,8 +381,7 @@ class DeferredUpdate:
         """
         prepared = self._prepared
         with prepared._claim:
-            if prepared._store.run.generation != prepared._generation:
-                raise prepared._fenced()
+            prepared.check_generation()
             value = prepared._slots[0].checked(prepared._specs[0], prepared._task)
             return int(np.asarray(value))
 

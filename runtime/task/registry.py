@@ -110,7 +110,7 @@ class Registry:
         self._limit = limits.spare_stages
         self.connected: Callable[[int], bool] = lambda session: False
         """Tells whether a session has a connection now; a server sets it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._last_handle = 0
         self._rows: dict[int, _Row] = {}  # by handle
         self._by_registration: dict[Registration, RegisteredCall] = {}
@@ -215,8 +215,7 @@ class Registry:
         with self._lock:
             call = self._by_registration.get(registration)
             if call is not None:
-                if session != NOBODY:
-                    self._check_room(session, call.handle)
+                self.check_room(session, call.handle)
                 self._hold(call.handle, session)
             return call
 
@@ -235,8 +234,8 @@ class Registry:
         """
         with self._lock:
             known = self._by_registration.get(call.registration)
-            if not handle and session != NOBODY:
-                self._check_room(session, 0 if known is None else known.handle)
+            if not handle:
+                self.check_room(session, 0 if known is None else known.handle)
             if known is None:
                 self._reserve(call, NOBODY if handle else session, checked=call.registration.foreign and not handle)
                 if not handle:
@@ -281,37 +280,44 @@ class Registry:
     def release(self, session: int) -> None:
         """Ends a session's hold on its calls; a call that no session holds any more becomes spare."""
         with self._lock:
-            self._release(session)
+            self.changes += 1
+            held = self._held.pop(session, None)
+            if held:
+                self._released[session] = frozenset(held)
+                while len(self._released) > self._limits.stage_sessions:
+                    self._released.popitem(last=False)
+                for handle in held:
+                    self._let_go(handle)
+            self.ledger.end(session)
+            self._trim()
 
-    def check_room(self, session: int) -> None:
+    def check_room(self, session: int, handle: int = 0) -> None:
         """Checks that a session may have another call, before the call is compiled.
+
+        A new session finds room in place of the oldest that is not connected.
 
         Args:
             session: for whom.
+            handle: of the call; 0 for a new one.
 
         Raises:
             ResourceExhaustedError: as ``add``.
         """
-        if session != NOBODY:
-            with self._lock:
-                self._check_room(session, 0)
-
-    def _check_room(self, session: int, handle: int) -> None:
-        """Checks that a session may take a call.
-
-        A new session finds room in place of the oldest that is not connected.
-        """
-        limits, held = self._limits, self._held.get(session)
-        if held is None:
-            if len(self._held) < limits.stage_sessions:
-                return
-            silent = next((other for other in self._held if not self.connected(other)), None)
-            if silent is None:
-                what = f"{len(self._held)} sessions that are connected have stages"
-                raise limits.exceeded("stage_sessions", what, self._task)
-            self._release(silent)
-        elif handle not in held and len(held) >= limits.session_stages:
-            raise limits.exceeded("session_stages", f"{len(held)} stages are kept for this session", self._task)
+        if session == NOBODY:
+            return
+        limits = self._limits
+        with self._lock:
+            held = self._held.get(session)
+            if held is None:
+                if len(self._held) < limits.stage_sessions:
+                    return
+                silent = next((other for other in self._held if not self.connected(other)), None)
+                if silent is None:
+                    what = f"{len(self._held)} sessions that are connected have stages"
+                    raise limits.exceeded("stage_sessions", what, self._task)
+                self.release(silent)
+            elif handle not in held and len(held) >= limits.session_stages:
+                raise limits.exceeded("session_stages", f"{len(held)} stages are kept for this session", self._task)
 
     def _hold(self, handle: int, session: int) -> None:
         self.changes += 1
@@ -327,18 +333,6 @@ class Registry:
         if held[handle] == 1:
             self._rows[handle].holders += 1
             self._spare.pop(handle, None)
-
-    def _release(self, session: int) -> None:
-        self.changes += 1
-        held = self._held.pop(session, None)
-        if held:
-            self._released[session] = frozenset(held)
-            while len(self._released) > self._limits.stage_sessions:
-                self._released.popitem(last=False)
-            for handle in held:
-                self._let_go(handle)
-        self.ledger.end(session)
-        self._trim()
 
     def _let_go(self, handle: int) -> None:
         row = self._rows[handle]

@@ -97,9 +97,8 @@ def test_a_type_crosses_from_task_to_task(error_type: type[errors.OpError]) -> N
 @pytest.mark.parametrize("error_type", [errors.AbortedError, *KINDS])
 def test_a_type_crosses_the_control_plane(error_type: type[errors.OpError]) -> None:
     class Servicer:
-        @rpc.servicer_method
-        def fail(self, request: bytes) -> bytes:
-            raise error_type("boom", task="/job:ps/task:7")
+        def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+            rpc.abort(context, error_type("boom", task="/job:ps/task:7"))
 
     server = grpc.server(futures.ThreadPoolExecutor(1))
     handler = grpc.unary_unary_rpc_method_handler(Servicer().fail)

@@ -93,7 +93,7 @@ def test_an_order_that_fails_is_written_down_with_its_code(log: pathlib.Path) ->
         with pytest.raises(grpc.RpcError):
             stub.Run(run_record_pb2.RunOrder(incarnation=1, inspect=run_record_pb2.RunOrder.Inspect()), timeout=60)
     begun, line = read(log)
-    assert (line["action"], line["what"], line["outcome"]) == ("run.open", "/runs", "ABORTED")
+    assert (line["action"], line["what"], line["outcome"]) == ("run.open", "/runs", "AbortedError")
     assert (begun["action"], begun["what"], begun["outcome"]) == ("run.open", "/runs", "begun")
 
 

@@ -57,7 +57,7 @@ print(sum(own) / sum(all_threads))
 @pytest.mark.parametrize(("ps", "of", "expected"), [(1, 2, 2), (2, 2, 1), (3, 2, 1), (4, 16, 4)])
 def test_ps_on_one_host_share_the_cores_by_which_their_writing_is_paced(ps: int, of: int, expected: int) -> None:
     spec = ClusterSpec({"ps": [*HERE[:ps], "elsewhere:1"], "worker": [f"localhost:{10 + i}" for i in range(5)]})
-    assert cpu_share.writers_share(spec, TaskId("ps", 0), of) == expected
+    assert cpu_share.share(spec, TaskId("ps", 0), of, of_job=True) == expected
 
 
 @pytest.mark.parametrize(
