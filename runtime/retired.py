@@ -55,6 +55,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "--model": "since 0.2 the example has one model, the mlp; leave the flag out",
     "--clip_norm": "since 0.2 use Optimizer(before_push=optax.clip_by_global_norm(1.0)) in a program",
     "--best_by": "since 0.2 the evaluator of the example keeps the checkpoint of the best accuracy; leave the flag out",
+    "--color": "since 0.2 a terminal has colours, unless NO_COLOR is set; leave the flag out",
     "--ps_backups_sync": "since 0.2 use --ps_backups_lag=0",
     **dict.fromkeys(
         map(

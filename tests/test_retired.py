@@ -21,7 +21,7 @@ VARIABLES = [name for name in REPLACEMENTS if name.startswith("BELLWETHER_")]
 ARGUMENTS = [name for name in REPLACEMENTS if name.endswith("=)")]
 PUBLIC = [name for name in REPLACEMENTS if name.startswith("harness.")]
 METHODS = [name for name in REPLACEMENTS if name.startswith("SyncReplicas.")]
-PROGRAMS = {"--for": "harness.manifests.__main__"}
+PROGRAMS = {"--for": "harness.manifests.__main__", "--color": "harness.launch.__main__"}
 """Modules that had a flag, by the flag; the others were the trainer's."""
 SCRIPT = """
 import importlib, sys

@@ -98,12 +98,6 @@ _GPUS_PER_WORKER = flags.DEFINE_integer(
     "How many GPUs of this machine each worker gets for itself, by CUDA_VISIBLE_DEVICES. 0: every worker sees all.",
     lower_bound=0,
 )
-_COLOR = flags.DEFINE_enum(
-    "color",
-    "auto",
-    ["auto", "always", "never"],
-    "Whether to colour the tasks' names; auto: on a terminal, unless NO_COLOR is set.",
-)
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -148,7 +142,7 @@ def main(argv: list[str]) -> int:
     # If a guard is killed, the orphans of its task become children of this process, and end below.
     guard.become_subreaper()
     try:
-        run = _per_task if _PER_TASK.value else _added if _PS_HOSTS.value else _cluster
+        run = _per_task if _PER_TASK.value else _local
         return exit_codes.translated(run(command))
     except OSError as error:
         print(f"{LAUNCHER_NAME}: cannot run the cluster: {error}", file=sys.stderr)
@@ -157,37 +151,33 @@ def main(argv: list[str]) -> int:
         guard.end_children()
 
 
-def _cluster(command: list[str]) -> int:
-    """Runs a cluster on this machine."""
-    held = hold_ports(_PS.value + _CHIEF.value + _WORKERS.value)
+def _local(command: list[str]) -> int:
+    """Runs a cluster on this machine, or workers that join a running cluster."""
+    added = _FIRST_WORKER.value or 0
+    ps, chiefs = (0, 0) if added else (_PS.value, int(_CHIEF.value))
+    held = hold_ports(ps + chiefs + _WORKERS.value)
     hosts = tuple(f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held)
-    first = _PS.value + _CHIEF.value
-    topology = Topology(hosts[: _PS.value], hosts[first:], hosts[_PS.value : first], _EVALUATORS.value)
-    tasks = topology.tasks()
+    topology = Topology(
+        hosts[:ps] or tuple(_PS_HOSTS.value),
+        ("",) * added + hosts[ps + chiefs :],
+        hosts[ps : ps + chiefs],
+        _EVALUATORS.value,
+    )
+    tasks = [task for task in topology.tasks() if not added or (task.job == policy.WORKER and task.index >= added)]
     numbers = {task: number for number, task in enumerate(tasks)}
     # Evaluators come last and need no port.
-    ports = dict(zip(tasks, held, strict=False))
-    return _runner(command, topology, numbers, ports, os.environ).run()
-
-
-def _added(command: list[str]) -> int:
-    """Runs workers that join a running cluster."""
-    held = hold_ports(_WORKERS.value)
-    hosts = [f"{LOCAL_HOST}:{holder.getsockname()[1]}" for holder in held]
-    first = _FIRST_WORKER.value or 0
-    topology = Topology(tuple(_PS_HOSTS.value), ("",) * first + tuple(hosts))
-    numbers = {policy.LaunchTask(policy.WORKER, first + number): number for number in range(len(hosts))}
-    return _runner(command, topology, numbers, dict(zip(numbers, held, strict=True)), os.environ).run()
+    return _runner(command, topology, numbers, dict(zip(tasks, held, strict=False)), os.environ).run()
 
 
 def _per_task(command: list[str]) -> int:
     """Runs the task of a cluster for which the engine has started this process."""
     # No other task needs to know the address of an added worker beforehand.
     held = hold_ports(1) if _PS_HOSTS.value else []
-    where = [str(_PS.value), str(_WORKERS.value)]
+    where: dict[str, object] = {"ps": _PS.value, "workers": _WORKERS.value}
     if held:
-        where = [",".join(_PS_HOSTS.value), str(_FIRST_WORKER.value), where[1], str(held[0].getsockname()[1])]
-    asked = [sys.executable, "-m", "harness.launch.place", *where]
+        port = held[0].getsockname()[1]
+        where |= {"ps_hosts": _PS_HOSTS.value, "first": _FIRST_WORKER.value, "port": port}
+    asked = [sys.executable, "-m", "harness.launch.place", json.dumps(where)]
     answer = subprocess.run(asked, stdout=subprocess.PIPE, check=False)
     if answer.returncode:
         return policy.exit_code_of(answer.returncode)
@@ -236,6 +226,9 @@ def _runner(
 ) -> Runner:
     # The names of all tasks count, so that the lines of several launchers are aligned.
     names = [str(task) for task in topology.tasks()]
+    out, messages = (
+        Printer(stream.buffer, [*names, LAUNCHER_NAME], wants_colour(stream)) for stream in (sys.stdout, sys.stderr)
+    )
     return Runner(
         command,
         topology,
@@ -249,8 +242,8 @@ def _runner(
         tasks,
         held,
         environ=environ,
-        tasks_out=Printer(sys.stdout.buffer, names, wants_colour(_COLOR.value, sys.stdout)),
-        messages=Printer(sys.stderr.buffer, [*names, LAUNCHER_NAME], wants_colour(_COLOR.value, sys.stderr)),
+        tasks_out=out,
+        messages=messages,
     )
 
 

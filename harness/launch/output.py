@@ -27,11 +27,6 @@ class LineBuffer:
         self._pending = bytearray()
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
 
-    @property
-    def partial(self) -> bool:
-        """True while a line has begun and not ended."""
-        return bool(self._pending)
-
     def feed(self, data: bytes) -> list[str]:
         """Adds `data`. Returns the lines that are complete now, without their ends."""
         self._pending += data
@@ -63,8 +58,7 @@ def _clean(line: bytearray) -> str:
 class Printer:
     """The writer of lines `name | line`, with aligned and perhaps coloured names.
 
-    No training depends on these lines. Lines that a full disk does not take are lost. A line with their number takes
-    their place when there is room again.
+    No training depends on these lines. Lines that a full disk does not take are lost.
 
     Attributes:
         failure: The reason why the last lines could not be written; empty when they were.
@@ -76,8 +70,6 @@ class Printer:
         # A buffered stream would write again what has failed.
         self._stream = getattr(stream, "raw", stream)
         self._prefixes = {name: _prefix(name, names, colour) for name in names}
-        self._lost = 0
-        self._torn = False
         self.failure = self.last = ""
 
     def shares_output_with(self, other: "Printer") -> bool:
@@ -92,11 +84,8 @@ class Printer:
         """
         if not lines:
             return
-        text = "".join(f"{self._prefixes[name]}{line}\n" for line in lines)
-        if self._lost:
-            missing = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
-            # A line that was cut by the failure is ended first, so that the count has a line of its own.
-            text = f"{chr(10) * self._torn}... {missing} missing: {self.failure}\n{text}"
+        # A failure may have cut a line, which is ended first.
+        text = "\n" * bool(self.failure) + "".join(f"{self._prefixes[name]}{line}\n" for line in lines)
         left = memoryview(text.encode())
         try:
             while left:
@@ -105,15 +94,13 @@ class Printer:
                 if written is None:
                     select.select([], [self._stream], [])
                     continue
-                self._torn = left[written - 1] != ord("\n") if written else self._torn
                 left = left[written:]
         except BrokenPipeError:
             raise
         except OSError as error:
-            self._lost += len(lines)
             self.failure = str(error)
         else:
-            self._lost, self.failure, self.last = 0, "", name
+            self.failure, self.last = "", name
 
 
 def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
@@ -121,8 +108,6 @@ def _prefix(name: str, names: Sequence[str], colour: bool) -> str:
     return f"\x1b[{_COLOURS[list(names).index(name) % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} "
 
 
-def wants_colour(choice: str, stream: TextIO) -> bool:
-    """Returns True if names are to be coloured: `always`, or `auto` on a terminal without NO_COLOR."""
-    if choice == "auto":
-        return stream.isatty() and not os.environ.get("NO_COLOR")
-    return choice == "always"
+def wants_colour(stream: TextIO) -> bool:
+    """Returns True if a stream is a terminal, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")

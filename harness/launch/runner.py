@@ -24,8 +24,6 @@ from harness.launch.tasks import PER_TASK_VARIABLE, Topology, arguments, environ
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_INTERRUPTS = 3
 """At this many stop signals the launcher leaves on the spot, even if its own output is stuck; the guards clean up."""
-PARTIAL_LINE_SECS = 2.0
-"""A line without an end is shown after this long, so that a prompt or a progress bar does not stay invisible."""
 LAUNCHER_NAME = "launch"
 _READ_BYTES = 1 << 16
 
@@ -39,7 +37,6 @@ class _Process:
         self.popen = popen
         self.output = popen.stdout
         self.lines = lines
-        self.show_partial_at: float | None = None
 
     def read(self) -> tuple[list[str], bool]:
         """Returns the lines that are complete now, and True while more may follow."""
@@ -47,27 +44,14 @@ class _Process:
         data: bytes | None = self.output.read(_READ_BYTES)
         if data is None:
             return [], True
-        whole = self.lines.feed(data)
-        if whole or not self.lines.partial:
-            self.show_partial_at = None
-        if self.lines.partial and self.show_partial_at is None:
-            self.show_partial_at = time.monotonic() + PARTIAL_LINE_SECS
-        return whole, bool(data)
+        return self.lines.feed(data), bool(data)
 
     def read_rest(self) -> list[str]:
         """Returns all lines left in the pipe of an ended process, the unfinished line too."""
         lines: list[str] = []
         while data := self.output.read(_READ_BYTES):
             lines += self.lines.feed(data)
-        self.show_partial_at = None
         return lines + self.lines.flush()
-
-    def flush_partial(self, now: float) -> list[str]:
-        """Returns the unfinished line after PARTIAL_LINE_SECS."""
-        if self.show_partial_at is None or now < self.show_partial_at:
-            return []
-        self.show_partial_at = None
-        return self.lines.flush()
 
 
 class Runner:
@@ -140,9 +124,7 @@ class Runner:
 
     def _selector_wait(self, due: float | None) -> None:
         """Sleeps until an event comes or time is due. Shows the lines that came meanwhile."""
-        times = [process.show_partial_at for process in self._processes.values()] + [due]
-        earliest = min((at for at in times if at is not None), default=None)
-        timeout = None if earliest is None else max(0.0, earliest - time.monotonic())
+        timeout = None if due is None else max(0.0, due - time.monotonic())
         for key, _ in self._selector.select(timeout):
             if key.data is not None:
                 task: LaunchTask = key.data
@@ -150,8 +132,6 @@ class Runner:
                 self._show(task, lines)
                 if not more:
                     self._selector.unregister(key.fileobj)
-        for task, process in self._processes.items():
-            self._show(task, process.flush_partial(time.monotonic()))
 
     def _received(self, wake: socket.socket) -> list[Event]:
         """Returns the stop signals since the last call."""

@@ -1,6 +1,5 @@
 """The command line, the environment and the guard of each task."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -174,8 +173,7 @@ def watching(topology: Topology, command: Sequence[str]) -> list[str]:
         if argument.startswith("--logdir="):
             following, argument = argument.partition("=")[2], "--logdir"
         if argument == "--logdir" and following:
-            there = importlib.util.find_spec("tensorboard") is not None
-            lines.append(f"curves: tensorboard --logdir={following}{'' if there else ' (pip install tensorboard)'}")
+            lines.append(f"curves: tensorboard --logdir={following}")
     return lines
 
 

@@ -302,7 +302,7 @@ def _lines(states: list[TaskStatus], spans: Mapping[str, Figures], variables: bo
     """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
     rows = as_rows(states, spans, time.time())
     lines = table(fitting(rows, width) if width else rows).splitlines()
-    if width and wants_colour("auto", sys.stdout):
+    if width and wants_colour(sys.stdout):
         coloured = (f"\033[{_colour(state)}m{line}\033[0m" for state, line in zip(states, lines[1:], strict=True))
         lines = [lines[0], *coloured]
     if variables:

@@ -393,25 +393,6 @@ def test_prefixes_long_partial_and_binary_lines(launch: Starter) -> None:
     assert [len(piece) for piece in long[:-1]] == [1 << 16] * 3
 
 
-def test_a_prompt_without_a_line_end_is_shown_while_the_task_waits(launch: Starter) -> None:
-    run = launch("--workers=1", script="sys.stdout.write('waiting for you'); sys.stdout.flush(); forever.wait()")
-    run.read_until("waiting for you")
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment", "coloured"),
-    [
-        (["--color=always"], {}, True),
-        (["--color=always"], {"NO_COLOR": "1"}, True),
-        (["--color=never"], {}, False),
-        ([], {}, False),
-    ],
-)
-def test_colour(launch: Starter, flags: list[str], environment: dict[str, str], coloured: bool) -> None:
-    _, lines, _ = launch("--ps=0", *flags, script="print('hello')", **environment).finish()
-    assert lines == ["\x1b[36mworker/0 |\x1b[0m hello" if coloured else "worker/0 | hello"]
-
-
 def test_help_is_no_failure(launch: Starter) -> None:
     code, lines, messages = launch("--help").finish()
     assert (code, messages) == (0, [])
@@ -431,7 +412,6 @@ def test_help_is_no_failure(launch: Starter) -> None:
         (["--ps=some", "--", "true"], "flag --ps=some"),
         (["--max_restarts=-1", "--", "true"], "flag --max_restarts=-1"),
         (["--grace_secs=-1", "--", "true"], "flag --grace_secs=-1"),
-        (["--color=red", "--", "true"], "flag --color=red: value should be one of <auto|always|never>"),
         (["--wrokers=2", "--", "true"], "Unknown command line flag 'wrokers'. Did you mean: workers ?"),
         (["--", "no-such-program-anywhere"], "no-such-program-anywhere: no such program"),
         (["--", "true", "--job_name=ps"], "--job_name=ps is set by the launcher"),

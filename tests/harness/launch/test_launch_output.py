@@ -94,7 +94,7 @@ class _Stream(io.RawIOBase):
         return len(taken)
 
 
-def test_lines_go_on_when_there_is_room_and_those_that_are_missing_are_counted() -> None:
+def test_lines_go_on_when_there_is_room() -> None:
     stream = _Stream()
     printer = Printer(stream, ["worker/0"], colour=False)
     printer.write("worker/0", ["one", "two"])
@@ -110,7 +110,6 @@ def test_lines_go_on_when_there_is_room_and_those_that_are_missing_are_counted()
         "worker/0 | one",
         "worker/0 | two",
         "work",
-        "... 3 lines are missing: [Errno 28] No space left on device",
         "worker/0 | six",
     ]
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.launch.place import JOBS, LOWEST_PORT, TASKS, added_in_slurm, in_slurm, main
+from harness.launch.place import JOBS, LOWEST_PORT, TASKS, in_slurm, main
 from harness.launch.ports import LOWEST
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -68,21 +68,21 @@ def test_a_step_of_a_heterogeneous_job_is_stopped_in_each_of_its_groups(monkeypa
 
 def test_the_tasks_of_a_step_that_joins_a_cluster_are_further_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="2")
-    place = added_in_slurm(["a:1", "b:1"], 4, 3, 23456)
+    place = in_slurm(0, 3, ["a:1", "b:1"], 4, 23456)
     assert (place.job, place.index, place.number) == ("worker", 6, 0)
     assert (place.ps_hosts, place.worker_hosts) == (("a:1", "b:1"), ("",) * 6 + ("n2:23456",))
     assert place.environ == {"CUDA_VISIBLE_DEVICES": "0"} and place.stop[-1] == "707.0"
     with pytest.raises(RuntimeError, match="--workers=2 are 2 tasks, and this Slurm step has 3: give"):
-        added_in_slurm(["a:1"], 4, 2, 23456)
+        in_slurm(0, 2, ["a:1"], 4, 23456)
 
 
 @pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
 def test_a_variable_of_slurm_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    for asked in (["1", "2"], ["a:1", "4", "3", "23456"]):
+    for asked in ('{"ps": 1, "workers": 2}', '{"ps": 0, "workers": 3, "ps_hosts": ["a:1"], "first": 4, "port": 23456}'):
         step(monkeypatch, **{name: None})
-        assert main(asked) == 2
+        assert main([asked]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"launch: {name} is not set")
 
@@ -93,12 +93,12 @@ def test_what_all_tasks_find_the_first_one_says(
     said = []
     for rank in ("0", "1", "2"):
         step(monkeypatch, SLURM_PROCID=rank)
-        assert main(["2", "2"]) == 2
+        assert main(['{"ps": 2, "workers": 2}']) == 2
         said.append(capsys.readouterr().err)
     assert said[0].startswith("launch: --ps=2 --workers=2 are 4 tasks, and this Slurm step has 3: give")
     assert said[1:] == ["", ""]
     step(monkeypatch, SLURM_PROCID="2", SLURMD_NODENAME="n9")  # but this only one task may find
-    assert main(["1", "2"]) == 2
+    assert main(['{"ps": 1, "workers": 2}']) == 2
     assert capsys.readouterr().err.startswith("launch: rank 2 runs on n9, not on n2")
 
 
