@@ -64,8 +64,6 @@ from runtime.graph.operators import TensorLike
 from runtime.graph.ops import as_tensor, call, constant, identity, placeholder
 from runtime.graph.placement import (
     DeviceSpec,
-    GreedyLoadBalancingStrategy,
-    byte_size_load_fn,
     device,
     replica_device_setter,
 )
@@ -104,7 +102,6 @@ __all__ = [
     "FailedPreconditionError",
     "Graph",
     "GraphKeys",
-    "GreedyLoadBalancingStrategy",
     "InteractiveSession",
     "InternalError",
     "InvalidArgumentError",
@@ -141,7 +138,6 @@ __all__ = [
     "assign",
     "assign_add",
     "assign_sub",
-    "byte_size_load_fn",
     "call",
     "check",
     "constant",

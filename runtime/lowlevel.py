@@ -22,12 +22,12 @@ from runtime.errors import (
     one_line,
     printable,
 )
+from runtime.graph import op_kinds
 from runtime.graph.deferred_update import ALL_WORKERS, Quorum, bounded_update
 from runtime.graph.gradients import without_derivative
 from runtime.graph.host_ops import host_call
 from runtime.graph.python_calls import python_call
-from runtime.graph.subgraph import Condition, Subgraph, subgraph
-from runtime.graph.tracing import sizes_are_guesses
+from runtime.graph.tracing import needs_64_bit, sizes_are_guesses
 from runtime.graph.variable import path_name
 from runtime.observe.process_metrics import METRICS, metrics
 from runtime.proto.cluster_pb2 import ClusterDef, JobDef, ServerDef
@@ -51,7 +51,6 @@ __all__ = [
     "Authority",
     "CheckpointCoordinator",
     "CheckpointFile",
-    "Condition",
     "DType",
     "DiskAwayError",
     "DiskFullError",
@@ -61,7 +60,6 @@ __all__ = [
     "RunRecords",
     "Snapshot",
     "SnapshotError",
-    "Subgraph",
     "TakeoverError",
     "UninitializedError",
     "VariableSlice",
@@ -87,7 +85,8 @@ __all__ = [
     "server_names",
     "sizes_are_guesses",
     "storage",
-    "subgraph",
+    "needs_64_bit",
+    "op_kinds",
     "without_derivative",
     "version",
 ]

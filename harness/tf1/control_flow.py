@@ -1,7 +1,7 @@
 """``tf.cond`` and ``tf.case``: each becomes one operation, a ``jax.lax.cond``.
 
 The functions of the program are called once, while the graph is built. What they make is looked through and becomes a
-function of arrays (``rt.lowlevel.subgraph``); what they take from outside becomes the inputs of the operation.
+function of arrays (``harness.tf1.subgraph``); what they take from outside becomes the inputs of the operation.
 ``while_loops`` and ``row_loops`` beside this module do the same for loops.
 """
 
@@ -19,6 +19,7 @@ import runtime as rt
 from harness.tf1.array_ops import as_tensor
 from harness.tf1.lift import Names
 from harness.tf1.nests import Arrays, Made, Nest, callables, compatible, operation, tensors, unflatten, unpacked
+from harness.tf1.subgraph import Condition, Subgraph, subgraph
 
 OPS = Names()
 """TensorFlow's name -> the function."""
@@ -67,9 +68,7 @@ def cond(
         for function, value in ((yes, True), (no, False)):
             what = f"{'true' if value else 'false'}_fn of tf.cond"
             results, structure = tensors(function(), what)
-            part = rt.lowlevel.subgraph(
-                results, first=chosen.op.id, what=what, condition=rt.lowlevel.Condition(chosen, value)
-            )
+            part = subgraph(results, first=chosen.op.id, what=what, condition=Condition(chosen, value))
             found.append((part, structure))
         (true, structure), (false, other) = found
         _check_alike(true, structure, false, other)
@@ -81,9 +80,7 @@ def cond(
     return unpacked(unflatten(structure, results), strict is True)
 
 
-def _check_alike(
-    true: rt.lowlevel.Subgraph, structure: PyTreeDef, false: rt.lowlevel.Subgraph, other: PyTreeDef
-) -> None:
+def _check_alike(true: Subgraph, structure: PyTreeDef, false: Subgraph, other: PyTreeDef) -> None:
     if structure != other:
         raise ValueError(f"tf.cond: true_fn gives {structure}, false_fn {other}")
     for one, two in zip(true.results, false.results, strict=True):

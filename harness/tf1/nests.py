@@ -11,6 +11,7 @@ from jax.tree_util import PyTreeDef
 import runtime as rt
 from harness.tf1.lift import constant, holds_tensors, is_tensor, operand
 from harness.tf1.shapes import TensorShape
+from harness.tf1.subgraph import Subgraph
 
 Nest: TypeAlias = Any
 """A tensor, or lists, tuples and dictionaries of tensors, nested."""
@@ -85,9 +86,7 @@ def compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
     return TensorShape(one.shape).is_compatible_with(other.shape)
 
 
-def operation(
-    fn: Callable[..., object], name: str, parts: Sequence[rt.lowlevel.Subgraph], *inputs: object
-) -> list[rt.Tensor]:
+def operation(fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object) -> list[rt.Tensor]:
     """One operation ``fn(*inputs, arrays captured by each of parts ...)``."""
     types = [t for part in parts for t in part.wide_types]
     after = [op for part in parts for op in part.after]

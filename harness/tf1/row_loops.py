@@ -13,6 +13,7 @@ import runtime as rt
 from harness.tf1.dtypes import as_dtype
 from harness.tf1.lift import Names
 from harness.tf1.nests import Arrays, Made, Nest, callables, operation, tensors, unflatten
+from harness.tf1.subgraph import subgraph
 
 OPS = Names()
 """TensorFlow's name -> the function."""
@@ -61,7 +62,7 @@ def _over_rows(
         before = [rt.placeholder(t.dtype, t.shape, "carried") for t in (stands if from_row else begin)]
         carry = [unflatten(shape, before)] if carries else []
         results, made = tensors(fn(*carry, unflatten(structure, stands)), f"{what}: fn")
-        part = rt.lowlevel.subgraph(results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}")
+        part = subgraph(results, [*before, *stands], first=stands[0].op.id, what=f"the function of {what}")
         _check_row(what, before, shape, results, made, gives, rows)
 
         def run(begin: Arrays, rows: Arrays, captured: Arrays) -> Arrays:

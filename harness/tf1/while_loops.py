@@ -27,6 +27,7 @@ from harness.tf1.nests import (
 )
 from harness.tf1.shapes import TensorShape
 from harness.tf1.static import Deferred, known_while_tracing, static, takes_shapes_only
+from harness.tf1.subgraph import Subgraph, subgraph
 
 OPS = Names()
 """TensorFlow's name -> the function."""
@@ -85,8 +86,8 @@ def while_loop(
         results, _ = tensors(given, "the body of tf.while_loop")
         _check_turn(stands, results)
         begin = [_begin(leaf, t, known, stands) for leaf, t in zip(leaves, known, strict=True)]
-        test = rt.lowlevel.subgraph([going], stands, first=first, what="the condition of tf.while_loop")
-        turn = rt.lowlevel.subgraph(results, stands, first=first, what="the body of tf.while_loop")
+        test = subgraph([going], stands, first=first, what="the condition of tf.while_loop")
+        turn = subgraph(results, stands, first=first, what="the body of tf.while_loop")
         made = _Loop(test, turn, begin, maximum_iterations).made(scope, back_prop)
     return unpacked(unflatten(structure, made), return_same_structure)
 
@@ -120,10 +121,10 @@ def _begin(
     if row is None or row.shape is not None and None not in row.shape:
         return leaf.content()
     given = [(s, t) for s, t in zip(stands, known, strict=True) if t is not None]
-    part = rt.lowlevel.subgraph([row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray")
+    part = subgraph([row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray")
     if part.depends_on([row], takes_shapes_only)[0] - {s for s, _ in given}:
         raise ValueError("tf.TensorArray: what is written depends on what was written: give element_shape")
-    others = rt.lowlevel.subgraph([row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray")
+    others = subgraph([row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray")
 
     def zeros(begin: Arrays, captured: Arrays) -> jax.Array:
         shape = jax.eval_shape(others, begin, captured)[0].shape
@@ -182,8 +183,8 @@ class _Loop:
 
     def __init__(
         self,
-        test: rt.lowlevel.Subgraph,
-        turn: rt.lowlevel.Subgraph,
+        test: Subgraph,
+        turn: Subgraph,
         begin: Sequence[rt.Tensor],
         limit: rt.TensorLike | None,
     ) -> None:

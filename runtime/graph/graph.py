@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from runtime.graph.op_kinds import Body, Nothing, Shape
@@ -480,6 +480,17 @@ class Graph:
     def variables(self) -> list[Any]:
         """Returns all variables (``rt.Variable``): global ones, then local ones."""
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES) + self.get_collection(GraphKeys.LOCAL_VARIABLES)
+
+
+def reachable(starts: Iterable[Operation], before: Callable[[Operation], Iterable[Operation]]) -> set[Operation]:
+    """Returns the operations from which ``starts`` are reached, ``starts`` among them; ``before`` is one step back."""
+    seen: set[Operation] = set()
+    stack = list(starts)
+    while stack:
+        if (op := stack.pop()) not in seen:
+            seen.add(op)
+            stack.extend(before(op))
+    return seen
 
 
 def _element(item: object) -> Tensor | Operation | None:

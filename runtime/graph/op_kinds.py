@@ -161,6 +161,8 @@ class PythonCall:
     function: Callable[[Any, Sequence[Array]], Sequence[object]]
 
 
+EMBED_BYTES = 1024
+"""Arrays up to this size are literals of the compiled program; larger ones are constants that travel with the step."""
 WAITING = frozenset(
     {
         "accumulator/take_grad",

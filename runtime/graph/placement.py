@@ -1,15 +1,13 @@
 """Placement by the user: nested `device()` scopes, and which variable goes to which parameter server."""
 
+import itertools
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
-
-import numpy as np
 
 from runtime.cluster.device_spec import ANYWHERE
 from runtime.cluster.device_spec import DeviceSpec as DeviceSpec
@@ -181,12 +179,11 @@ def replica_device_setter(
         _log.warning(
             "replica_device_setter(merge_devices=False) is deprecated: operations with a device are left alone"
         )
-    if ps_strategy is None:
-        ps_strategy = RoundRobinStrategy(ps_tasks)
-    elif not callable(ps_strategy):
+    if not (ps_strategy is None or callable(ps_strategy)):
         raise TypeError(f"ps_strategy must be callable, got {type(ps_strategy).__name__}")
+    tasks = itertools.cycle(range(ps_tasks))
+    choose = ps_strategy or (lambda op: next(tasks))
     types = frozenset(STANDARD_PS_OPS if ps_ops is None else ps_ops)
-    choose = ps_strategy
 
     def device_of(op: OpInfo) -> DeviceSpec:
         requested = DeviceSpec.parse(op.device)
@@ -199,56 +196,3 @@ def replica_device_setter(
         return ps.merge(requested)
 
     return device_of
-
-
-class RoundRobinStrategy:
-    """A strategy that returns tasks 0, 1, 2 ... in the order of the calls.
-
-    Args:
-        num_tasks: number of parameter servers.
-    """
-
-    def __init__(self, num_tasks: int) -> None:
-        """See the class."""
-        self._num_tasks = num_tasks
-        self._next = 0
-
-    def __call__(self, op: OpInfo) -> int:
-        """Returns the task for `op`."""
-        task = self._next
-        self._next = (task + 1) % self._num_tasks
-        return task
-
-
-class GreedyLoadBalancingStrategy:
-    """A strategy that returns the task with the least load so far, the lowest of equals.
-
-    Args:
-        num_tasks: number of parameter servers.
-        load_fn: from operation to its load, such as `byte_size_load_fn`.
-    """
-
-    def __init__(self, num_tasks: int, load_fn: Callable[[OpInfo], float]) -> None:
-        """See the class."""
-        self._loads = [0.0] * num_tasks
-        self._load_fn = load_fn
-
-    def __call__(self, op: OpInfo) -> int:
-        """Returns the task for `op`, and counts the load of `op`."""
-        task = min(range(len(self._loads)), key=self._loads.__getitem__)
-        self._loads[task] += self._load_fn(op)
-        return task
-
-
-def byte_size_load_fn(op: OpInfo) -> int:
-    """Returns the size in bytes of an operation's only output.
-
-    Raises:
-        ValueError: it has not exactly one output, or the shape is not known.
-    """
-    if len(op.outputs) != 1:
-        raise ValueError(f"operation {op.name!r} has {len(op.outputs)} outputs: a load needs exactly one")
-    shape = op.outputs[0].shape
-    if shape is None or None in shape:
-        raise ValueError(f"operation {op.name!r} has shape {shape}: a load needs a known one")
-    return math.prod(d for d in shape if d is not None) * np.dtype(op.outputs[0].dtype).itemsize

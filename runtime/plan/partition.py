@@ -11,13 +11,13 @@ could wait for each other.
 
 from __future__ import annotations
 
-import heapq
+import graphlib
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.graph.graph import Operation
+from runtime.graph.graph import Operation, reachable
 from runtime.graph.op_kinds import Host, Read, Update, may_wait
 
 Place = Hashable
@@ -39,10 +39,10 @@ def partition(
     place_of: Callable[[Operation], Place],
 ) -> list[Partition]:
     """Partitions ``operations`` (given in topological order) into stages, in the order of their waves."""
-    waves, places = _waves(operations, waits_for, {op: _Spot(_own_place(op, place_of)) for op in operations})
+    found = _Waves(operations, waits_for, place_of)
     members: dict[tuple[int, Place], list[Operation]] = {}
     for op in operations:
-        members.setdefault((waves[op], places[op]), []).append(op)
+        members.setdefault((found.waves[op], found.spots[op]), []).append(op)
     stages = sorted(members.items(), key=lambda item: item[0][0])  # stable: first made first within a wave
     return [Partition(place, wave, tuple(_in_order(ops, waits_for))) for (wave, place), ops in stages]
 
@@ -70,102 +70,79 @@ class _Spot(NamedTuple):
     behind: frozenset[Operation] = frozenset()
 
 
-def _own_place(op: Operation, place_of: Callable[[Operation], Place]) -> Place:
-    return (place_of(op), op) if may_wait(op.body) else place_of(op)
+class _Waves:
+    """The wave and the spot of each operation of a step."""
 
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        waits_for: Mapping[Operation, Sequence[Operation]],
+        place_of: Callable[[Operation], Place],
+    ) -> None:
+        self._waits_for = waits_for
+        self._followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
+        self._earliest: dict[Operation, int] = {}
+        self.spots: dict[Operation, _Spot] = {}
+        # Forward: the earliest wave of each operation, and the waiting operations behind which it runs.
+        used: dict[Place, dict[_Spot, set[int]]] = {}
+        for op in operations:
+            behind = frozenset[Operation]()
+            for before in waits_for[op]:
+                behind |= self.spots[before].behind | ({before} if may_wait(before.body) else set())
+                self._followers[before].append(op)
+            place = (place_of(op), op) if may_wait(op.body) else place_of(op)
+            self.spots[op] = spot = _Spot(place, behind)
+            self._earliest[op] = self._floor(op, spot, self._earliest)
+            used.setdefault(place, {}).setdefault(spot, set()).add(self._earliest[op])
 
-def _waves(
-    operations: Sequence[Operation],
-    waits_for: Mapping[Operation, Sequence[Operation]],
-    spots: dict[Operation, _Spot],
-) -> tuple[dict[Operation, int], dict[Operation, _Spot]]:
-    # Forward: the earliest wave of each operation, and the waiting operations behind which it runs.
-    earliest: dict[Operation, int] = {}
-    followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
-    used: dict[Place, dict[_Spot, set[int]]] = {}
-    for op in operations:
-        behind = frozenset[Operation]().union(
-            *(spots[before].behind | ({before} if may_wait(before.body) else set()) for before in waits_for[op])
-        )
-        spots[op] = spot = _Spot(spots[op].place, behind)
-        for before in waits_for[op]:
-            followers[before].append(op)
-        earliest[op] = _floor(op, spot, earliest, spots, waits_for)
-        used.setdefault(spot.place, {}).setdefault(spot, set()).add(earliest[op])
+        # Backward: reads and computations move to the last stage that is there. Consumers come first, so that an
+        # operation holds none of them up.
+        self.waves = dict(self._earliest)
+        latest: dict[Operation, float] = {}
+        for op in reversed(operations):
+            if not is_write(op):
+                self.waves[op], self.spots[op] = self._latest_stage(op, used[self.spots[op].place])
+            latest[op] = self._limit(op, self.spots[op])
+        occupied: dict[_Spot, set[int]] = {}
+        for op in operations:
+            if not is_write(op):
+                occupied.setdefault(self.spots[op], set()).add(self.waves[op])
+        # Forward again: a write joins the first stage that is there anyway. So a variable is written as early as
+        # possible without an additional stage.
+        for op in filter(is_write, operations):
+            floor = self._floor(op, self.spots[op], self.waves)
+            stages = occupied.setdefault(self.spots[op], set())
+            found = (wave for wave in stages if floor <= wave <= latest[op])
+            self.waves[op] = min(found, default=max(floor, self._earliest[op]))
+            stages.add(self.waves[op])
 
-    # Backward: reads and computations move to the last stage that is there. Consumers come first, so that an operation
-    # holds none of them up.
-    waves = dict(earliest)
-    latest: dict[Operation, float] = {}
-    for op in reversed(operations):
-        if not is_write(op):
-            waves[op], spots[op] = _latest_stage(
-                op, used[spots[op].place], earliest, waves, spots, waits_for, followers
-            )
-        latest[op] = _limit(op, spots[op], waves, spots, followers)
-    occupied: dict[_Spot, set[int]] = {}
-    for op in operations:
-        if not is_write(op):
-            occupied.setdefault(spots[op], set()).add(waves[op])
-    # Forward again: a write joins the first stage that is there anyway. So a variable is written as early as possible
-    # without an additional stage.
-    for op in operations:
-        if is_write(op):
-            floor = _floor(op, spots[op], waves, spots, waits_for)
-            stages = occupied.setdefault(spots[op], set())
-            waves[op] = min((w for w in stages if floor <= w <= latest[op]), default=max(floor, earliest[op]))
-            stages.add(waves[op])
-    return waves, spots
+    def _latest_stage(self, op: Operation, used: Mapping[_Spot, set[int]]) -> tuple[int, _Spot]:
+        """Finds the last stage that can take the operation.
 
+        Of stages of one wave, the stage at the operation's own spot is preferred.
+        """
+        own = self.spots[op]
+        found: list[tuple[int, bool, _Spot]] = []
+        for spot, stages in used.items():
+            if own.behind <= spot.behind:
+                floor, limit = self._floor(op, spot, self._earliest), self._limit(op, spot)
+                found += [(wave, spot == own, spot) for wave in stages if floor <= wave <= limit]
+        wave, _, spot = max(found, key=lambda stage: stage[:2])
+        return wave, spot
 
-def _latest_stage(
-    op: Operation,
-    used: Mapping[_Spot, set[int]],
-    earliest: Mapping[Operation, int],
-    waves: Mapping[Operation, int],
-    spots: Mapping[Operation, _Spot],
-    waits_for: Mapping[Operation, Sequence[Operation]],
-    followers: Mapping[Operation, Sequence[Operation]],
-) -> tuple[int, _Spot]:
-    """Finds the last stage that can take the operation.
+    def _floor(self, op: Operation, spot: _Spot, waves: Mapping[Operation, int]) -> int:
+        """Returns the first wave in which ``op`` can be at ``spot``, after all that it waits for."""
+        return max((waves[b] + (self.spots[b] != spot) for b in self._waits_for[op]), default=0)
 
-    Of stages of one wave, the stage at the operation's own spot is preferred.
-    """
-    own = spots[op]
-    found: list[tuple[int, bool, _Spot]] = []
-    for spot, stages in used.items():
-        if own.behind <= spot.behind:
-            floor, limit = _floor(op, spot, earliest, spots, waits_for), _limit(op, spot, waves, spots, followers)
-            found += [(wave, spot == own, spot) for wave in stages if floor <= wave <= limit]
-    wave, _, spot = max(found, key=lambda stage: stage[:2])
-    return wave, spot
+    def _limit(self, op: Operation, spot: _Spot) -> float:
+        """Returns the last wave in which ``op`` can be at ``spot``, before all that wait for it.
 
-
-def _floor(
-    op: Operation,
-    spot: _Spot,
-    waves: Mapping[Operation, int],
-    spots: Mapping[Operation, _Spot],
-    waits_for: Mapping[Operation, Sequence[Operation]],
-) -> int:
-    """Returns the first wave in which ``op`` can be at ``spot``, after all that it waits for."""
-    return max((waves[before] + (spots[before] != spot) for before in waits_for[op]), default=0)
-
-
-def _limit(
-    op: Operation,
-    spot: _Spot,
-    waves: Mapping[Operation, int],
-    spots: Mapping[Operation, _Spot],
-    followers: Mapping[Operation, Sequence[Operation]],
-) -> float:
-    """Returns the last wave in which ``op`` can be at ``spot``, before all that wait for it.
-
-    Returns -1 if ``op`` would hold them up.
-    """
-    if any(not spot.behind <= spots[after].behind for after in followers[op]):
-        return -1
-    return min((waves[after] - (spots[after] != spot) for after in followers[op]), default=math.inf)
+        Returns -1 if ``op`` would hold them up.
+        """
+        followers = self._followers[op]
+        if any(not spot.behind <= self.spots[after].behind for after in followers):
+            return -1
+        return min((self.waves[after] - (self.spots[after] != spot) for after in followers), default=math.inf)
 
 
 def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]]) -> list[Operation]:
@@ -191,40 +168,15 @@ def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Seq
     for key, readers in reads.items():
         for writer in writes.get(key, ()):
             for reader in readers:
-                if not _depends(writer, reader, before):
+                if reader not in reachable([writer], before.__getitem__):
                     before[reader].add(writer)
                     moved = True
-    return _topological(operations, before) if moved else list(operations)
-
-
-def _depends(op: Operation, on: Operation, before: Mapping[Operation, set[Operation]]) -> bool:
-    stack, seen = [op], {op}
-    while stack:
-        here = stack.pop()
-        if here is on:
-            return True
-        for other in before[here]:
-            if other not in seen:
-                seen.add(other)
-                stack.append(other)
-    return False
-
-
-def _topological(operations: Sequence[Operation], before: Mapping[Operation, set[Operation]]) -> list[Operation]:
-    missing = {op: len(before[op]) for op in operations}
-    after: dict[Operation, list[Operation]] = {op: [] for op in operations}
-    for op in operations:
-        for other in before[op]:
-            after[other].append(op)
-    by_id = {op.id: op for op in operations}
-    ready = [op.id for op in operations if not missing[op]]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        op = by_id[heapq.heappop(ready)]
-        ordered.append(op)
-        for other in after[op]:
-            missing[other] -= 1
-            if not missing[other]:
-                heapq.heappush(ready, other.id)
+    if not moved:
+        return list(operations)
+    sorter, ordered = graphlib.TopologicalSorter(before), list[Operation]()
+    sorter.prepare()
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=lambda op: op.id)
+        ordered += ready
+        sorter.done(*ready)
     return ordered

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from runtime.errors import MissingFeedError
-from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import Constant, Feed, Nothing, Pure, StepId
-from runtime.graph.ops import EMBED_BYTES
+from runtime.graph.graph import Operation, Tensor, reachable
+from runtime.graph.op_kinds import EMBED_BYTES, Constant, Feed, Nothing, Pure, StepId
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,12 @@ def prune(
     """
     fed = frozenset(feeds)
     roots = [f.op if isinstance(f, Tensor) else f for f in fetches if not (isinstance(f, Tensor) and f in fed)]
-    seen: set[Operation] = set()
-    stack = list(roots)
-    while stack:
-        op = stack.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        stack.extend(t.op for t in op.inputs if t not in fed)
-        stack.extend(c for c in op.control_inputs if c not in done and not _is_given(c, fed))
+
+    def before_of(op: Operation) -> Iterable[Operation]:
+        yield from (t.op for t in op.inputs if t not in fed)
+        yield from (c for c in op.control_inputs if c not in done and not _is_given(c, fed))
+
+    seen = reachable(roots, before_of)
     missing = sorted(op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed)
     if missing:
         raise MissingFeedError(

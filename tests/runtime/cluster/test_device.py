@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,48 +278,3 @@ def test_setter_type_errors() -> None:
 def test_a_sparse_job_still_counts_from_zero() -> None:
     with rd.device(rd.replica_device_setter(cluster={"ps": {3: "a:1"}})):
         assert placed("Variable") == "/job:ps/task:0"
-
-
-def test_greedy_balances_bytes() -> None:
-    strategy = rd.GreedyLoadBalancingStrategy(2, rd.byte_size_load_fn)
-    with rd.device(rd.replica_device_setter(ps_tasks=2, ps_strategy=strategy)):
-        sizes = [(4,), (2,), (2, 2), (3,)]
-        names = [placed("Variable", outputs=(Output(size, jnp.float32),)) for size in sizes]
-    assert names == [f"/job:ps/task:{task}" for task in (0, 1, 1, 0)]
-
-
-@given(st.integers(1, 9), st.integers(0, 30))
-def test_uniform_load_is_round_robin(num_tasks: int, count: int) -> None:
-    greedy, robin = rd.GreedyLoadBalancingStrategy(num_tasks, lambda op: 1.0), rd.RoundRobinStrategy(num_tasks)
-    assert [greedy(None) for _ in range(count)] == [robin(None) for _ in range(count)]
-
-
-@given(st.integers(1, 5), st.lists(st.integers(0, 100), max_size=30))
-def test_greedy_is_never_off_by_more_than_the_largest(num_tasks: int, loads: list[int]) -> None:
-    strategy = rd.GreedyLoadBalancingStrategy(num_tasks, lambda load: float(load))
-    totals = [0] * num_tasks
-    for load in loads:
-        totals[strategy(load)] += load
-    assert max(totals) - min(totals) <= max(loads, default=0)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "size"),
-    [
-        ((3, 5), np.float64, 120),
-        ((), "int32", 4),
-        ((0, 7), jnp.float32, 0),
-        ((4,), jnp.bfloat16, 8),
-        ((2**20, 2**20), jnp.float32, 2**42),
-    ],
-)
-def test_byte_size(shape: tuple[int, ...], dtype: Any, size: int) -> None:
-    assert rd.byte_size_load_fn(Op("Variable", outputs=(Output(shape, dtype),))) == size
-
-
-def test_byte_size_errors() -> None:
-    with pytest.raises(ValueError, match="'op' has 0 outputs"):
-        rd.byte_size_load_fn(Op("Group"))
-    for shape in (None, (None, 3)):
-        with pytest.raises(ValueError, match="needs a known one"):
-            rd.byte_size_load_fn(Op("Variable", outputs=(Output(shape, np.float32),)))

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Operation, Tensor
-from runtime.graph.op_kinds import WHEN, ArrayFn, Constant, Deferred, Host, Nothing, Pure, StepId, Update
-from runtime.graph.ops import EMBED_BYTES, call
-from runtime.graph.tracing import needs_64_bit
-from runtime.tensor_spec import AnyArray, DType
+import runtime as rt
+from runtime.lowlevel import DType, needs_64_bit
+
+AnyArray = np.ndarray[Any, Any] | jax.Array
+_Function = Callable[..., tuple[AnyArray, ...]]
+kinds = rt.lowlevel.op_kinds
 
 
 @dataclass(frozen=True)
 class Condition:
     """The condition of an effect, which holds if the bool scalar ``tensor`` is ``value``."""
 
-    tensor: Tensor
+    tensor: rt.Tensor
     value: bool
 
     def holds(self, given: jax.Array) -> AnyArray:
@@ -47,16 +48,16 @@ class Subgraph:
 
     def __init__(
         self,
-        results: Sequence[Tensor],
-        arguments: Sequence[Tensor],
-        computed: Iterable[Operation],
-        outside: Mapping[Tensor, Tensor],
-        after: Iterable[Operation],
+        results: Sequence[rt.Tensor],
+        arguments: Sequence[rt.Tensor],
+        computed: Iterable[rt.Operation],
+        outside: Mapping[rt.Tensor, rt.Tensor],
+        after: Iterable[rt.Operation],
     ) -> None:
         self.results, self.arguments, self.after = tuple(results), tuple(arguments), tuple(after)
         inner, given = set(computed), set(arguments)
-        needed: set[Operation] = set()
-        captured: dict[Tensor, Tensor] = {}
+        needed: set[rt.Operation] = set()
+        captured: dict[rt.Tensor, rt.Tensor] = {}
         stack = list(reversed(results))
         while stack:
             tensor = stack.pop()
@@ -81,8 +82,8 @@ class Subgraph:
         return (np.dtype(np.int64),) if wide else ()
 
     def depends_on(
-        self, results: Iterable[Tensor], by_shape: Callable[[Operation], bool]
-    ) -> tuple[set[Tensor], set[Tensor]]:
+        self, results: Iterable[rt.Tensor], by_shape: Callable[[rt.Operation], bool]
+    ) -> tuple[set[rt.Tensor], set[rt.Tensor]]:
         """Finds the arguments and captured tensors from which ``results`` are computed.
 
         ``results`` are some of the subgraph's own.
@@ -95,8 +96,10 @@ class Subgraph:
         seen = self._behind(results, by_shape)
         return seen & set(self.arguments), {outer[t] for t in seen if t in outer}
 
-    def _behind(self, results: Iterable[Tensor], stop: Callable[[Operation], bool] = lambda op: False) -> set[Tensor]:
-        inner, seen = set(self.operations), set[Tensor]()
+    def _behind(
+        self, results: Iterable[rt.Tensor], stop: Callable[[rt.Operation], bool] = lambda op: False
+    ) -> set[rt.Tensor]:
+        inner, seen = set(self.operations), set[rt.Tensor]()
         stack = list(results)
         while stack:
             tensor = stack.pop()
@@ -111,10 +114,10 @@ class Subgraph:
         return self.some(self.results, arguments, captured)
 
     def some(
-        self, results: Sequence[Tensor], arguments: Sequence[AnyArray], captured: Sequence[AnyArray]
+        self, results: Sequence[rt.Tensor], arguments: Sequence[AnyArray], captured: Sequence[AnyArray]
     ) -> tuple[jax.Array, ...]:
         """Computes the values of ``results``, which are some of the tensors within."""
-        values: dict[Tensor, AnyArray] = dict(zip(self.arguments, arguments, strict=True))
+        values: dict[rt.Tensor, AnyArray] = dict(zip(self.arguments, arguments, strict=True))
         values |= zip(self._inner_names, captured, strict=True)
         needed = {tensor.op for tensor in self._behind(results)}
         for op in self.operations:
@@ -126,28 +129,28 @@ class Subgraph:
         """``captured`` for one turn of a loop: random numbers are other ones in each, though the step is the same."""
         mixed = []
         for tensor, array in zip(self.captured, captured, strict=True):
-            if isinstance(tensor.op.body, StepId):
+            if isinstance(tensor.op.body, kinds.StepId):
                 key = jax.random.wrap_key_data(jnp.asarray(array)[2:], impl="threefry2x32")
                 array = jnp.concatenate([array[:2], jax.random.key_data(jax.random.fold_in(key, turn))])
             mixed.append(array)
         return mixed
 
 
-def _is_wide(op: Operation) -> bool:
+def _is_wide(op: rt.Operation) -> bool:
     return op.wide or needs_64_bit([t.dtype for t in (*op.inputs, *op.outputs)])
 
 
-def _evaluated(op: Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArray]:
-    if isinstance(op.body, Constant):
+def _evaluated(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArray]:
+    if isinstance(op.body, kinds.Constant):
         return [op.body.value]
-    assert isinstance(op.body, Pure)
+    assert isinstance(op.body, kinds.Pure)
     with jax.enable_x64(_is_wide(op)):
         return op.body.fn(*arrays)
 
 
 def subgraph(
-    results: Sequence[Tensor],
-    arguments: Sequence[Tensor] = (),
+    results: Sequence[rt.Tensor],
+    arguments: Sequence[rt.Tensor] = (),
     *,
     first: int,
     what: str,
@@ -165,34 +168,38 @@ def subgraph(
         condition: updates among the operations happen under it. Without one there may be none.
 
     Raises:
-        InvalidArgumentError: an operation has an effect that cannot be conditional, or one in a loop, or cannot be
+        rt.InvalidArgumentError: an operation has an effect that cannot be conditional, or one in a loop, or cannot be
             computed in a compiled program.
     """
     if strings := [t for t in results if t.dtype.hasobject]:
-        raise InvalidArgumentError(f"{what}: {strings[0].name!r} is a string; choose between strings in Python")
-    outside: dict[Tensor, Tensor] = {}
-    before: dict[Operation, dict[Operation, None]] = {}
-    varies: set[Operation] = {t.op for t in arguments}
-    computed: list[Operation] = []
+        raise rt.InvalidArgumentError(f"{what}: {strings[0].name!r} is a string; choose between strings in Python")
+    outside: dict[rt.Tensor, rt.Tensor] = {}
+    before: dict[rt.Operation, dict[rt.Operation, None]] = {}
+    varies: set[rt.Operation] = {t.op for t in arguments}
+    computed: list[rt.Operation] = []
     for op in _inner([t.op for t in results], first):
-        waits = before[op] = dict[Operation, None]()
+        waits = before[op] = dict[rt.Operation, None]()
         for other in op.control_inputs:
             waits.update(before[other] if other.id >= first else {other: None})
         for tensor in op.inputs:
             waits.update(before.get(tensor.op, {}))
         if any(t.op in varies for t in op.inputs):
             varies.add(op)
-        if op in varies and not op.inputs or isinstance(op.body, Nothing):
+        if op in varies and not op.inputs or isinstance(op.body, kinds.Nothing):
             continue
-        if isinstance(op.body, Pure) or isinstance(op.body, Constant) and op.body.value.nbytes <= EMBED_BYTES:
+        if (
+            isinstance(op.body, kinds.Pure)
+            or isinstance(op.body, kinds.Constant)
+            and op.body.value.nbytes <= kinds.EMBED_BYTES
+        ):
             computed.append(op)
-        elif isinstance(op.body, Update) or isinstance(op.body, Host) and op.body.stateful:
+        elif isinstance(op.body, kinds.Update) or isinstance(op.body, kinds.Host) and op.body.stateful:
             inputs = Subgraph(op.inputs, (), computed, outside, waits)
             made = _conditional(op, inputs, what, condition)
             outside.update(zip(op.outputs, made.outputs, strict=True))
             before[op] = {made: None}
         elif op in varies:
-            raise InvalidArgumentError(
+            raise rt.InvalidArgumentError(
                 f"{what}: {op.name!r} ({op.type}) cannot be part of a compiled loop: compute it outside of it"
             )
         elif any(o.id >= first for o in op.control_inputs) or any(t in outside for t in op.inputs):
@@ -203,8 +210,8 @@ def subgraph(
     return Subgraph(results, arguments, computed, outside, after)
 
 
-def _inner(results: Iterable[Operation], first: int) -> list[Operation]:
-    found: set[Operation] = set()
+def _inner(results: Iterable[rt.Operation], first: int) -> list[rt.Operation]:
+    found: set[rt.Operation] = set()
     stack = list(results)
     while stack:
         op = stack.pop()
@@ -215,7 +222,7 @@ def _inner(results: Iterable[Operation], first: int) -> list[Operation]:
     return sorted(found, key=lambda op: op.id)
 
 
-def _outside(op: Operation, waits: Iterable[Operation], outside: Mapping[Tensor, Tensor]) -> Operation:
+def _outside(op: rt.Operation, waits: Iterable[rt.Operation], outside: Mapping[rt.Tensor, rt.Tensor]) -> rt.Operation:
     """Copies an operation behind the replacements of the operations that it waits for."""
     return op.graph.add_operation(
         op.type,
@@ -229,27 +236,27 @@ def _outside(op: Operation, waits: Iterable[Operation], outside: Mapping[Tensor,
     )
 
 
-def _conditional(op: Operation, inputs: Subgraph, what: str, condition: Condition | None) -> Operation:
+def _conditional(op: rt.Operation, inputs: Subgraph, what: str, condition: Condition | None) -> rt.Operation:
     """Makes an operation with the effect of ``op`` if the condition holds, and with none otherwise."""
     if condition is None:
-        raise InvalidArgumentError(
+        raise rt.InvalidArgumentError(
             f"{what}: {op.name!r} ({op.type}) has an effect, and a compiled loop has none: carry the value through the "
             "loop, and assign it behind"
         )
     body = op.body
-    if isinstance(body, Deferred) or any(t.dtype.hasobject for t in op.inputs) or not _is_static(op.outputs):
-        raise InvalidArgumentError(
+    if isinstance(body, kinds.Deferred) or any(t.dtype.hasobject for t in op.inputs) or not _is_static(op.outputs):
+        raise rt.InvalidArgumentError(
             f"{what}: {op.name!r} ({op.type}) cannot depend on a condition: choose in Python which of two to run"
         )
     given = _when(condition, inputs, op)
     outputs = [(t.shape, t.dtype) for t in op.outputs]
-    if isinstance(body, Update):
-        made: Update | Host = Update(body.variables, _conditional_update(body, condition))
+    if isinstance(body, kinds.Update):
+        made: kinds.Update | kinds.Host = kinds.Update(body.variables, _conditional_update(body, condition))
     else:
-        assert isinstance(body, Host)
+        assert isinstance(body, kinds.Host)
         zeros = [[list(t.shape or ()), t.dtype.name] for t in op.outputs]
         attrs = {"value": condition.value, "attrs": dict(body.attrs), "outputs": zeros}
-        made = Host(WHEN + body.kernel, attrs, True, body.resource)
+        made = kinds.Host(kinds.WHEN + body.kernel, attrs, True, body.resource)
     return op.graph.add_operation(
         f"Conditional{op.type}",
         made,
@@ -262,11 +269,11 @@ def _conditional(op: Operation, inputs: Subgraph, what: str, condition: Conditio
     )
 
 
-def _is_static(tensors: Iterable[Tensor]) -> bool:
+def _is_static(tensors: Iterable[rt.Tensor]) -> bool:
     return all(t.shape is not None and None not in t.shape and not t.dtype.hasobject for t in tensors)
 
 
-def _when(condition: Condition, inputs: Subgraph, op: Operation) -> list[Tensor]:
+def _when(condition: Condition, inputs: Subgraph, op: rt.Operation) -> list[rt.Tensor]:
     """Makes tensors that are the inputs of ``op`` if the condition holds, and zeros otherwise."""
     if not inputs.operations:
         return list(inputs.captured)
@@ -280,10 +287,10 @@ def _when(condition: Condition, inputs: Subgraph, op: Operation) -> list[Tensor]
         )
 
     label = f"{op.name.rpartition('/')[2]}/inputs"
-    return list(call(chosen, condition.tensor, list(inputs.captured), *inputs.wide_types, name=label))
+    return list(rt.call(chosen, condition.tensor, list(inputs.captured), *inputs.wide_types, name=label))
 
 
-def _conditional_update(body: Update, condition: Condition) -> ArrayFn:
+def _conditional_update(body: kinds.Update, condition: Condition) -> _Function:
     count = len(body.variables)
 
     def fn(*arrays: jax.Array) -> tuple[AnyArray, ...]:
