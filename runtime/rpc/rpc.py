@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hmac
+import math
 import os
 import secrets
 import threading
@@ -177,19 +178,19 @@ class _Channel:
         self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """What a channel has besides."""
-        with self._lock:
-            return getattr(self._newest(), name)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Returns a function of a channel of gRPC, such as ``unary_unary``; on a closed channel a ValueError."""
 
-    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
-        """A method, as of a channel of gRPC.
+        def function(*arguments: Any, **options: Any) -> Any:
+            with self._lock:
+                if self.closed.is_set():
+                    raise ValueError("the channel is closed")
+                held = None if self.certificates is None else self.certificates.current
+                if self._channel is None or held is not self._held:
+                    self._channel, self._held = self._open(held), held
+                return getattr(self._channel, name)(*arguments, **options)
 
-        Raises:
-            ValueError: the channel is closed.
-        """
-        with self._lock:
-            return self._newest().unary_unary(*arguments, **options)
+        return function
 
     def close(self) -> None:
         """Ends all calls on the newest connection, and those to come."""
@@ -201,14 +202,6 @@ class _Channel:
     def look(self, secs: float) -> diagnosis.Look:
         """Looks at the task by a connection of its own, for at most so many seconds."""
         return diagnosis.look(self._target, self.certificates, self._task, secs)
-
-    def _newest(self) -> grpc.Channel:
-        if self.closed.is_set():
-            raise ValueError("the channel is closed")
-        held = None if self.certificates is None else self.certificates.current
-        if self._channel is None or held is not self._held:
-            self._channel, self._held = self._open(held), held
-        return self._channel
 
     def _open(self, held: Credential | None) -> grpc.Channel:
         options = dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()])
@@ -229,13 +222,13 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Makes the call; one that would wait for a task with which we do not come together fails at once."""
-        details = cast(_CallDetails, client_call_details)  # what _Prover makes
+        details = client_call_details
         if details.wait_for_ready and not self._reached:
             details = self._wait(details)
         answer = continuation(details, request)
-        if isinstance(answer, grpc.Future) and not answer.done():
+        if not answer.done():
             return answer
-        code = answer.code() if isinstance(answer, grpc.RpcError) else grpc.StatusCode.OK
+        code = answer.code()
         waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
         # Without TLS there is one thing to find out, and a task that was reached has not begun to speak TLS.
         unknown = self._channel.certificates is not None or not self._reached
@@ -247,42 +240,35 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 raise problem
         return answer
 
-    def _wait(self, details: _CallDetails) -> _CallDetails:
+    def _wait(self, details: Any) -> Any:
         """Looks until the task answers or the deadline has come; returns the details with the seconds that are left."""
-        deadline = None if details.timeout is None else time.monotonic() + details.timeout
+        deadline = _deadline_of(details)
         while True:
-            left = _LOOK_SECS if deadline is None else max(_LEAST_SECS, deadline - time.monotonic())
-            found = self._channel.look(left)
+            now = time.monotonic()
+            found = self._channel.look(_LOOK_SECS if deadline == math.inf else max(_LEAST_SECS, deadline - now))
             if found.problem is not None and not isinstance(found.problem, UnavailableError):
                 raise found.problem
-            over = deadline is not None and time.monotonic() >= deadline
-            if found.answered or over or self._channel.closed.wait(_LOOK_AGAIN_SECS):
-                break
-        return _until(details, deadline)
+            if found.answered or time.monotonic() >= deadline or self._channel.closed.wait(_LOOK_AGAIN_SECS):
+                return _until(details, deadline)
 
 
-def _until(details: _CallDetails, deadline: float | None) -> _CallDetails:
+def _deadline_of(details: Any) -> float:
+    return math.inf if details.timeout is None else time.monotonic() + float(details.timeout)
+
+
+def _until(details: Any, deadline: float) -> Any:
     """Returns the details of a call that ends at a deadline of ``time.monotonic()``."""
-    return details if deadline is None else details._replace(timeout=max(_LEAST_SECS, deadline - time.monotonic()))
+    left = None if deadline == math.inf else max(_LEAST_SECS, deadline - time.monotonic())
+    return details._replace(timeout=left)
+
+
+def _texts(metadata: Iterable[Any] | None) -> Mapping[str, str]:
+    return {entry.key: str(entry.value) for entry in metadata or ()}
 
 
 def _has_no_contact(answer: Any) -> bool:
     """Returns True if gRPC has not reached the task; False for an error that the task itself has sent."""
-    if not isinstance(answer, grpc.RpcError) or (isinstance(answer, grpc.Future) and not answer.done()):
-        return False
-    sent = any(entry.key == _TYPE for entry in answer.trailing_metadata() or ())
-    return answer.code() is grpc.StatusCode.UNAVAILABLE and not sent
-
-
-class _CallDetails(NamedTuple):
-    """What grpc takes for the details of a call; it looks at these attributes only."""
-
-    method: str
-    timeout: float | None
-    metadata: Any
-    credentials: grpc.CallCredentials | None
-    wait_for_ready: bool | None
-    compression: grpc.Compression | None
+    return answer.code() is grpc.StatusCode.UNAVAILABLE and _TYPE not in _texts(answer.trailing_metadata())
 
 
 class _Challenge(NamedTuple):
@@ -325,18 +311,13 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """Makes the call; anew where another process of the task has come and asks again."""
-        told = client_call_details
-        details = _CallDetails(
-            told.method, told.timeout, told.metadata, told.credentials, told.wait_for_ready, told.compression
-        )
-        deadline = None if details.timeout is None else time.monotonic() + details.timeout
-        asked = False
+        details, deadline, asked = client_call_details, _deadline_of(client_call_details), False
         for _ in range(_MOST_PROOFS):
-            shown = self._shown
-            if shown is None:
-                shown = self._shown = self._introduce(_until(details, deadline), asked)
+            shown = self._shown = self._shown or self._introduce(_until(details, deadline), asked)
             metadata = (*(details.metadata or ()), self._speaks, (_PROOF, shown))
             answer = continuation(_until(details, deadline)._replace(metadata=metadata), request)
+            if not answer.done():
+                break
             asked = _challenge_of(answer) is not None
             if asked or _has_no_contact(answer):
                 self._shown = None  # another process may come
@@ -344,7 +325,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 break
         return answer
 
-    def _introduce(self, details: _CallDetails, asked: bool) -> str:
+    def _introduce(self, details: Any, asked: bool) -> str:
         """Returns what calls show.
 
         Args:
@@ -375,7 +356,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
             raise UnauthenticatedError(security.elsewhere(self._address, challenge.address))
         raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
 
-    def _ask(self, shown: str, details: _CallDetails) -> _Challenge | None:
+    def _ask(self, shown: str, details: Any) -> _Challenge | None:
         """Makes an empty call; returns the challenge by which it is refused, None where the server does not ask."""
         try:
             self._channel.unary_unary(_EMPTY_CALL, None, None)(
@@ -393,10 +374,8 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
 
 
 def _challenge_of(answer: Any) -> _Challenge | None:
-    """Returns the challenge by which a call was refused; None where that is not why, or the call is under way."""
-    if not isinstance(answer, grpc.RpcError) or (isinstance(answer, grpc.Future) and not answer.done()):
-        return None
-    told = {entry.key: str(entry.value) for entry in answer.trailing_metadata() or ()}
+    """Returns the challenge by which a call was refused; None where that is not why."""
+    told = _texts(answer.trailing_metadata())
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
     nonce, *proofs = told[_CHALLENGE].split(".")
@@ -438,8 +417,7 @@ class VersionCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """The handler of a call, or one that refuses it."""
-        said = next((value for name, value in handler_call_details.invocation_metadata if name == _WIRE), "")
-        problem = versions.why_not_understood(str(said))
+        problem = versions.why_not_understood(_texts(handler_call_details.invocation_metadata).get(_WIRE, ""))
         if not problem or handler_call_details.method.startswith(_OPEN_TO_ALL):
             return continuation(handler_call_details)
         error = UnimplementedError(problem, task=self._task)
@@ -517,8 +495,7 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 def _shown(handler_call_details: Any) -> str:
     """The proof that comes with a call."""
-    told = next((value for name, value in handler_call_details.invocation_metadata if name == _PROOF), "")
-    return told if isinstance(told, str) and len(told) <= _LONGEST_PROOF else ""
+    return _texts(handler_call_details.invocation_metadata).get(_PROOF, "")[:_LONGEST_PROOF]
 
 
 def _parts(shown: str) -> tuple[str, str, str, str]:
@@ -572,7 +549,7 @@ def call(
 
 
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
-    told = {entry.key: str(entry.value) for entry in error.trailing_metadata() or ()}
+    told = _texts(error.trailing_metadata())
     code, number = error.code().value[0], told.get(_TYPE, "")
     if number.isdecimal() and int(number) & 0xFF == code:
         code = int(number)
