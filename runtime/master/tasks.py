@@ -476,7 +476,7 @@ def join(
                 try:
                     task.meet(task.status(cluster, sender, left))
                 except (UnavailableError, DeadlineExceededError) as error:
-                    why[name] = why_not(error, task.address)
+                    why[name] = why_not(error)
                     continue
                 met[name] = waiting.pop(name)
             now = time.monotonic()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 
-from runtime.cluster.spec import split_address
 from runtime.errors import DeadlineExceededError, OpError
-from runtime.wire.addresses import look_up
 
 _NO_TASK = "what listens there is no Bellwether task: look at the address, and what else uses the port"
-_NO_HOST = "no such host: the name cannot be looked up"
-_LOOK_UP_SECS = 1.0
 _WHY: Sequence[tuple[str, str]] = (
     (r"Connection refused", "connection refused: nobody listens there, it is not started or has died"),
-    (r"[Dd]omain name not found|DNS resolution failed|errors resolving", _NO_HOST),
+    (
+        r"[Dd]omain name not found|DNS resolution failed|errors resolving",
+        "no such host: the name cannot be looked up",
+    ),
     (r"parsing HTTP/2|SETTINGS frame|http1\.x|http2 header|Method not found", _NO_TASK),
     (r"No route to host|Network is unreachable", "no route to that host from here"),
     (r"SSL|TLS|[Cc]ertificate|[Hh]andshake", "the two do not agree on TLS: give all tasks the same certificates"),
@@ -24,28 +22,16 @@ _WHY: Sequence[tuple[str, str]] = (
 """What gRPC says (a pattern), and what that means to somebody who started the task. The first that is found counts."""
 
 
-def why_not(error: OpError, address: str = "") -> str:
+def why_not(error: OpError) -> str:
     """Why the task that a call was made to is not reached.
 
     Args:
         error: what the call raised. What the task itself has said, and what gRPC says that is not known here, is given
             as it is.
-        address: ``host:port`` of the task: of a name that is not known, the resolver's own words are given too.
     """
     for pattern, meaning in _WHY:
         if re.search(pattern, error.message):
-            return f"{meaning}{_resolver_says(address)}" if meaning == _NO_HOST else meaning
+            return meaning
     if isinstance(error, DeadlineExceededError):
         return "no answer: it is frozen or busy, its host is down, or a firewall is between"
     return error.message
-
-
-def _resolver_says(address: str) -> str:
-    if not address:
-        return ""
-    host, _ = split_address(address)
-    try:
-        look_up(host.strip("[]"), 0, time.monotonic() + _LOOK_UP_SECS)
-    except OSError as error:
-        return f" ({host}: {error.strerror or error})"
-    return ""

@@ -54,7 +54,6 @@ _MAX_BREAKS = 32
 _STEADY_SECS = 1.0
 """For how long a connection must have lived for the breaks before it not to count any more."""
 _LISTEN_SECS = 0.1
-_GOODBYE = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
 
 
 class Lane:
@@ -105,12 +104,6 @@ class Lane:
     def usable(self) -> bool:
         """Whether a next call can be sent: nothing under way, not broken, not cancelled."""
         return self._pending is None and not self._broken and not self._cancelled.is_set()
-
-    @property
-    def is_unix(self) -> bool:
-        """Whether the present connection is a Unix socket."""
-        sock = self._sock
-        return sock is not None and sock.family == socket.AF_UNIX
 
     def fileno(self) -> int:
         """The connection's file descriptor, to wait for an answer with; -1 when the connection is broken."""
@@ -308,10 +301,8 @@ class Lane:
         self._fault = None
         sock = self._sock
         if goodbye and sock is not None and not self._cancelled.is_set():
-            flags = frames.WHOLE_CLIENT if whole_client else 0
-            farewell = frames.pack_header(frames.MAGIC, frames.GOODBYE, flags, 0, 0, 0, 0)
             with contextlib.suppress(OSError):  # it forgets by itself, later
-                sock.send(farewell)
+                sock.send(frames.CLIENT_LEAVES if whole_client else frames.LEAVES)
         self._drop_socket()
 
     def stalled(self) -> None:
@@ -348,7 +339,7 @@ class Lane:
         with self._sock_lock:
             if self._sock is not None:
                 with contextlib.suppress(OSError):  # it forgets the lane by itself, later
-                    self._sock.send(frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0))
+                    self._sock.send(frames.LEAVES)
                 sockets.half_close(self._sock)
 
     def _log_wait(self, now: float, since: float, what: str) -> float:
@@ -441,7 +432,7 @@ class Lane:
             raise
         if kind == frames.GOODBYE:
             raise self._farewell()
-        if len(start) == length + frames.HEADER_BYTES and start[length:] == _GOODBYE:
+        if len(start) == length + frames.HEADER_BYTES and start[length:] == frames.LEAVES:
             start = start[:length]  # the server has left since it sent this
             self._had_goodbye = True
         if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
@@ -525,7 +516,7 @@ class Lane:
         with self._sock_lock:
             if self._sock is None or self._pending is None:
                 return False
-            return self._had_goodbye or sockets.ends_with(self._sock, _GOODBYE)
+            return self._had_goodbye or sockets.ends_with(self._sock, frames.LEAVES)
 
     def _farewell(self) -> TaskLeftError:
         at = f" at {self._endpoint}" if self._endpoint else ""

@@ -2,8 +2,6 @@
 
 import functools
 import os
-import platform
-import uuid
 from dataclasses import dataclass
 
 from runtime.cluster.spec import join_address
@@ -38,12 +36,8 @@ class Endpoint:
 @functools.cache
 def host_id() -> str:
     """Returns an id of this host's boot and network namespace: equal in processes that share both."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:  # not Linux
-        return f"{platform.node()}/{uuid.getnode():x}"
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def fast_path_enabled() -> bool:

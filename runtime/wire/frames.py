@@ -51,6 +51,8 @@ unpack_header: Final = HEADER.unpack_from
 
 LEAVES: Final = pack_header(MAGIC, GOODBYE, 0, 0, 0, 0, 0)
 """The frame by which a server leaves for good, and a client ends a lane."""
+CLIENT_LEAVES: Final = pack_header(MAGIC, GOODBYE, WHOLE_CLIENT, 0, 0, 0, 0)
+"""The frame by which a client ends all its lanes."""
 MAX_CONTROL_BYTES: Final = 64 << 10
 """Longest payload of what is no call and no reply."""
 NONCE_BYTES: Final = 16

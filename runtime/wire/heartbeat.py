@@ -19,8 +19,6 @@ from runtime.wire.dial import ChannelOptions, Dialer
 
 _POLL_SECS: Final = 0.5
 _PING: Final = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
-_LEAVES: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, 0, 0, 0, 0, 0)
-_GOODBYE: Final = frames.pack_header(frames.MAGIC, frames.GOODBYE, frames.WHOLE_CLIENT, 0, 0, 0, 0)
 
 
 class Heartbeat:
@@ -133,7 +131,7 @@ class Heartbeat:
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.sendall(_PING)
             answer = sock.recv(frames.HEADER_BYTES)
-            if answer == _LEAVES:
+            if answer == frames.LEAVES:
                 self.left = True
                 return
             if len(answer) != frames.HEADER_BYTES or frames.unpack_header(answer)[1] != frames.PONG:
@@ -143,7 +141,7 @@ class Heartbeat:
                 self._busy = False
 
     def _has_come_goodbye(self) -> bool:
-        return self._connected and self._sock is not None and sockets.ends_with(self._sock, _LEAVES)
+        return self._connected and self._sock is not None and sockets.ends_with(self._sock, frames.LEAVES)
 
     def _missed(self, answered: float, marks: dict[Lane, int], error: Exception) -> None:
         timeout = self._options.heartbeat_timeout_secs
@@ -166,7 +164,7 @@ class Heartbeat:
     def _send_goodbye(self) -> None:
         if self._connected and self._sock is not None:
             try:
-                self.goodbye_sent = self._sock.send(_GOODBYE) == len(_GOODBYE)
+                self.goodbye_sent = self._sock.send(frames.CLIENT_LEAVES) == len(frames.CLIENT_LEAVES)
             except OSError as error:
                 logging.debug("%s missed our goodbye and will forget us later: %s", self._dialer.task, error)
 

@@ -119,7 +119,7 @@ class TensorServer:
         )
         self._hosts = [host] if isinstance(host, str) else list(host)
         self._port = port
-        self._unix = unix and fast_path_enabled() and hasattr(socket, "AF_UNIX")
+        self._unix = unix and fast_path_enabled()
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
         self._unix_path: str | None = None
@@ -262,7 +262,6 @@ class TensorServer:
         assert self._epoll is not None
         self._epoll.close()
         os.close(self._wake)
-        self._context.lanes.clear()
         if self._unix_directory is not None:
             shutil.rmtree(self._unix_directory, ignore_errors=True)
         self._unix_path = None

@@ -299,10 +299,3 @@ class LaneTable(Generic[Kept]):
                 self._drop(client, lane)
             for client in [client for client, at in self._left.items() if at < before]:
                 del self._left[client]
-
-    def clear(self) -> None:
-        """Drops everything."""
-        with self._lock:
-            self._clients.clear()
-            self._who.clear()
-            self._left.clear()

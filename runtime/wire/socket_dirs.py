@@ -36,21 +36,11 @@ def sweep(parent: Path | None = None) -> int:
     removed = 0
     for path in Path(parent or tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if not pid.isdecimal() or _is_alive(int(pid)) or not _is_abandoned(path):
+        if not pid.isdecimal() or os.path.exists(f"/proc/{pid}") or not _is_abandoned(path):
             continue
         shutil.rmtree(path, ignore_errors=True)
         removed += not path.exists()
     return removed
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _is_abandoned(path: Path) -> bool:

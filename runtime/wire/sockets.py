@@ -62,7 +62,7 @@ def tune_buffers(sock: socket.socket) -> None:
 
 def peer_user(sock: socket.socket) -> int | None:
     """The user id of the process at the other end of a Unix socket; None of any other."""
-    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+    if sock.family != socket.AF_UNIX:
         return None
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(user)

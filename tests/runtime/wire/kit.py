@@ -16,7 +16,7 @@ from runtime.errors import CancelledError, FailedPreconditionError, NotFoundErro
 from runtime.tensor_spec import TensorSpec
 from runtime.trust.security import FindToken, tensor_proof
 from runtime.trust.token_files import Token
-from runtime.wire import Endpoint, Layout, Peer, Reply, TensorServer, current_lane, frames
+from runtime.wire import Endpoint, Lane, Layout, Peer, Reply, TensorServer, current_lane, frames
 from tests.kit.processes import Task
 
 TASK = "/job:ps/task:0"
@@ -128,6 +128,11 @@ def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer,
     server = TensorServer(desk, **options)
     server.start()
     return server, desk
+
+
+def is_unix(lane: Lane) -> bool:
+    """Returns True if a lane goes by a Unix socket."""
+    return lane._sock is not None and lane._sock.family == socket.AF_UNIX
 
 
 class ServerProcess(Task):
