@@ -54,6 +54,7 @@ _MAX_BREAKS = 32
 _STEADY_SECS = 1.0
 """For how long a connection must have lived for the breaks before it not to count any more."""
 _LISTEN_SECS = 0.1
+_PING = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 
 
 class Lane:
@@ -266,6 +267,26 @@ class Lane:
         self.send(handle, step, buffers, dynamic=dynamic, deadline=deadline, waits=waits)
         return self.receive(layout, out)
 
+    def ping(self, deadline: float) -> None:
+        """Sends a ping and waits for its answer.
+
+        Args:
+            deadline: `time.monotonic()` at which to give up.
+
+        Raises:
+            UnavailableError: the task has restarted, or has forgotten the lane, too.
+            OpError: as `receive`.
+        """
+        self._pending, self._pending_bytes, self._deadline, self._since = [_PING], len(_PING), deadline, 0.0
+        try:
+            self._send_pending()
+        except (OSError, CancelledError) as error:
+            self._fault = error
+        try:
+            self.receive(None)
+        except AbortedError as error:
+            raise UnavailableError(error.message, task=self.task) from error
+
     def limit(self, deadline: float) -> None:
         """Gives the call under way another deadline, `time.monotonic()`. For the thread that uses the lane."""
         self._deadline = deadline
@@ -289,21 +310,26 @@ class Lane:
             if self._sock is not None:
                 sockets.interrupt(self._sock)
 
-    def close(self, *, goodbye: bool = False, whole_client: bool = False) -> None:
+    def close(self, *, goodbye: bool = False, whole_client: bool = False) -> bool:
         """Closes the connection; the lane cannot be used again. For the thread that uses the lane.
 
         Args:
             goodbye: tell the server that it can forget the lane now instead of after a while.
             whole_client: with the goodbye, that no other lane of this client will come either.
+
+        Returns:
+            True if the goodbye was sent.
         """
+        sent = False
         self._broken = True
         self._pending = None
         self._fault = None
         sock = self._sock
         if goodbye and sock is not None and not self._cancelled.is_set():
             with contextlib.suppress(OSError):  # it forgets by itself, later
-                sock.send(frames.CLIENT_LEAVES if whole_client else frames.LEAVES)
+                sent = sock.send(frames.CLIENT_LEAVES if whole_client else frames.LEAVES) > 0
         self._drop_socket()
+        return sent
 
     def stalled(self) -> None:
         """Looks at the deadline after a tick without a byte, and logs every 10 s for whom the call waits."""
@@ -432,6 +458,8 @@ class Lane:
             raise
         if kind == frames.GOODBYE:
             raise self._farewell()
+        if kind == frames.PONG:
+            return []
         if len(start) == length + frames.HEADER_BYTES and start[length:] == frames.LEAVES:
             start = start[:length]  # the server has left since it sent this
             self._had_goodbye = True
@@ -476,7 +504,7 @@ class Lane:
             )
         reason: Exception | None = self._fault
         pause = self._breaks > 1  # not the first time: do not run in circles
-        if self._goodbye_received():
+        if self._pending is not None and self.has_left():
             raise self._farewell()
         while True:
             self._drop_socket()
@@ -511,10 +539,10 @@ class Lane:
             except OSError as error:
                 reason = error
 
-    def _goodbye_received(self) -> bool:
-        """Whether the last that came over the broken connection was the server's goodbye, which nobody has read yet."""
+    def has_left(self) -> bool:
+        """Returns True if the last that came is the server's goodbye, which nobody has read yet."""
         with self._sock_lock:
-            if self._sock is None or self._pending is None:
+            if self._sock is None:
                 return False
             return self._had_goodbye or sockets.ends_with(self._sock, frames.LEAVES)
 

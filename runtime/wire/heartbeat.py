@@ -4,21 +4,18 @@ A frozen process or a cut cable closes no connection, so a call would wait for e
 cuts the connections of the lanes: their calls connect again, and give up if the peer stays silent.
 """
 
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from absl import logging
 
-from runtime.errors import AbortedError, OpError
-from runtime.wire import frames, sockets
+from runtime.errors import AbortedError, OpError, TaskLeftError
 from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions, Dialer
 
 _POLL_SECS: Final = 0.5
-_PING: Final = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 
 
 class Heartbeat:
@@ -33,7 +30,7 @@ class Heartbeat:
     def __init__(
         self,
         dialer: Dialer,
-        number: int,
+        numbers: Iterator[int],
         options: ChannelOptions,
         *,
         lanes: Callable[[], list[Lane]],
@@ -44,7 +41,7 @@ class Heartbeat:
 
         Args:
             dialer: opens the connection.
-            number: lane number of the heartbeat's connection.
+            numbers: lane numbers that no other lane of the client has.
             options: period and time limit.
             lanes: gives the lanes to cut when the peer is silent.
             bind: told the incarnation of every new connection; raises AbortedError if the peer has restarted.
@@ -54,15 +51,13 @@ class Heartbeat:
         self.goodbye_sent = False
         self.left = False
         self._dialer = dialer
-        self._number = number
+        self._numbers = numbers
         self._options = options
         self._lanes = lanes
         self._bind = bind
         self._closed = closed
-        self._attempt = 0
         self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
-        self._connected = False
+        self._lane = self._make_lane()
         self._busy = False
 
     def run(self) -> None:
@@ -73,26 +68,24 @@ class Heartbeat:
                 began = time.monotonic()
                 marks = {lane: lane.progress for lane in self._lanes()}
                 try:
-                    self._beat()
+                    self._beat(began + self._options.heartbeat_timeout_secs)
+                except TaskLeftError:
+                    self.left = True
+                    return
                 except AbortedError:
                     return  # `bind` has told everybody
-                except (OSError, OpError) as error:
-                    if self._has_come_goodbye():  # between the look for it and the ping that broke
-                        self.left = True
-                        return
-                    self._drop()
+                except OpError as error:
                     self._missed(answered, marks, error)
                 else:
                     answered = time.monotonic()
-                    if self.left:
-                        return
                     if self.silent_since is not None:
                         logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
                         self.silent_since = None
                 self._closed.wait(max(0.0, began + self._options.heartbeat_secs - time.monotonic()))
-            self._send_goodbye()
+            with self._lock:
+                self.goodbye_sent = self._lane.close(goodbye=True, whole_client=True)
         finally:
-            self._drop()
+            self._lane.close()
 
     def goodbye_received(self) -> bool:
         """Whether the peer has left for good, also when that has not been read yet."""
@@ -100,7 +93,7 @@ class Heartbeat:
         while not self.left and time.monotonic() < until:
             with self._lock:
                 if not self._busy:  # else it is being read just now
-                    self.left = self._has_come_goodbye()
+                    self.left = self._lane.has_left()
                     break
             time.sleep(_POLL_SECS / 50)
         return self.left
@@ -108,40 +101,27 @@ class Heartbeat:
     def wake(self) -> None:
         """Ends a wait for an answer at once, from any thread."""
         with self._lock:
-            if self._busy and self._sock is not None:
-                sockets.interrupt(self._sock)
+            if self._busy:
+                self._lane.cancel()
 
-    def _beat(self) -> None:
-        timeout = self._options.heartbeat_timeout_secs
-        deadline = time.monotonic() + timeout
+    def _make_lane(self) -> Lane:
+        return Lane(self._dialer, next(self._numbers), self._options)
+
+    def _beat(self, deadline: float) -> None:
         with self._lock:
-            self._busy = True
+            if self._closed.is_set() or self.left:
+                return
+            if not self._lane.usable:
+                self._lane = self._make_lane()
+            lane, self._busy = self._lane, True
         try:
-            if self.left or self._has_come_goodbye():
-                self.left = True  # it came while nobody looked
-                return
-            if not self._connected:
-                self._attempt += 1
-                endpoint = self._dialer.endpoint(None, timeout)
-                welcome = self._dialer.dial(endpoint, self._number, self._attempt, timeout, self._adopt)
-                self._bind(welcome.incarnation)
-                self._connected = True
-            sock = self._sock
-            assert sock is not None
-            sock.settimeout(max(deadline - time.monotonic(), 0.001))
-            sock.sendall(_PING)
-            answer = sock.recv(frames.HEADER_BYTES)
-            if answer == frames.LEAVES:
-                self.left = True
-                return
-            if len(answer) != frames.HEADER_BYTES or frames.unpack_header(answer)[1] != frames.PONG:
-                raise ConnectionResetError("the heartbeat's connection was closed")
+            if not lane.incarnation:
+                lane.open(deadline)
+                self._bind(lane.incarnation)
+            lane.ping(deadline)
         finally:
             with self._lock:
                 self._busy = False
-
-    def _has_come_goodbye(self) -> bool:
-        return self._connected and self._sock is not None and sockets.ends_with(self._sock, frames.LEAVES)
 
     def _missed(self, answered: float, marks: dict[Lane, int], error: Exception) -> None:
         timeout = self._options.heartbeat_timeout_secs
@@ -160,23 +140,3 @@ class Heartbeat:
             # A lane that connected lately, or whose bytes still move, knows better than we do.
             if lane.progress == progress and lane.connected_at < now - timeout:
                 lane.interrupt()
-
-    def _send_goodbye(self) -> None:
-        if self._connected and self._sock is not None:
-            try:
-                self.goodbye_sent = self._sock.send(frames.CLIENT_LEAVES) == len(frames.CLIENT_LEAVES)
-            except OSError as error:
-                logging.debug("%s missed our goodbye and will forget us later: %s", self._dialer.task, error)
-
-    def _adopt(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._sock = sock
-            if self._closed.is_set():
-                raise ConnectionAbortedError("closed")
-
-    def _drop(self) -> None:
-        with self._lock:
-            self._connected = False
-            sock, self._sock = self._sock, None
-            if sock is not None:
-                sock.close()

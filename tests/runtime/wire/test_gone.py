@@ -43,7 +43,7 @@ def test_goodbye_is_told_at_once() -> None:
     server, desk, resolve = _served(gone_secs=60.0)
     peer = make_peer(resolve)
     _use(peer)
-    while peer.silent_since is not None or not peer._heart._connected:
+    while peer.silent_since is not None or peer._heart._lane.fileno() < 0:
         threading.Event().wait(0.01)
     peer.close()
     assert desk.told.wait(60)
@@ -91,9 +91,8 @@ def test_silence_is_told_once_and_a_connection_in_between_counts() -> None:
     lane.call(SUM, 1, [], NUMBER)
     assert not desk.told.wait(1.5)  # connected, though idle: it is there
     peer._closed.set()  # as if the process had died: no goodbye
-    peer._heart._connected = False
+    peer._heart._lane.cancel()
     lane.close()
-    peer._heart.wake()
     assert desk.told.wait(60)
     assert desk.left == [(CLIENT, False)]
     peer._heart_thread.join(60)

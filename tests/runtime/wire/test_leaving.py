@@ -54,7 +54,7 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
     for lane in (first, second):
         lane.call(ADD, 1, addend(1), kit.NUMBER)
         peer.release(lane)
-    until(lambda: peer._heart._connected)
+    until(lambda: peer._heart._lane.fileno() >= 0)
     server.stop(1.0, leaving=True)
     peer._heart_thread.join(60)  # the heartbeat has found out, and ends
     assert not peer._heart_thread.is_alive()
