@@ -61,6 +61,8 @@ from harness.training.hooks import SessionRunValues as SessionRunValues
 from harness.training.hooks import StepCounterHook as StepCounterHook
 from harness.training.hooks import StopAtStepHook as StopAtStepHook
 from harness.training.hooks import SummarySaverHook as SummarySaverHook
+from harness.training.join import Member as Member
+from harness.training.join import find_identity as find_identity
 from harness.training.join import join_cluster as join_cluster
 from harness.training.managed_session import ManagedSession as ManagedSession
 from harness.training.monitored_session import MonitoredSession as MonitoredSession

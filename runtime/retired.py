@@ -53,6 +53,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "BELLWETHER_PS_PROGRAMS": f"{_LISTS}; unset the variable",
     "Server(programs=)": f"{_LISTS}; leave the argument out",
     "--model": "since 0.2 the example has one model, the mlp; leave the flag out",
+    "--cluster_from": "since 0.2 the example finds its place as join_cluster does; leave the flag out",
     "--clip_norm": "since 0.2 use Optimizer(before_push=optax.clip_by_global_norm(1.0)) in a program",
     "--best_by": "since 0.2 the evaluator of the example keeps the checkpoint of the best accuracy; leave the flag out",
     "--color": "since 0.2 a terminal has colours, unless NO_COLOR is set; leave the flag out",

@@ -109,7 +109,7 @@ def _render_job(engine: str, request: ClusterRequest, job: str, values: Mapping[
 def _arguments(engine: str, request: ClusterRequest, job: str) -> list[str]:
     """Returns the command of the tasks of a job."""
     if engine != "statefulset":
-        return request.arguments(engine, f"--cluster_from={'tf_config' if engine == 'tfjob' else engine}")
+        return request.arguments(engine)
     hosts = {
         name: ",".join(f"{request.name}-{name}-{i}.{request.name}:{PORT}" for i in range(count))
         for name, count in ((PS, request.ps), (WORKER, request.workers))

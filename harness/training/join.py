@@ -292,7 +292,8 @@ def _from_flags(told: Mapping[str, str]) -> TaskIdentity:
     hosts = {job: enumerate(told[flag].split(",")) for flag, job in _HOSTS.items() if flag in told}
     # Of workers that come and go a task need not know the address: it may be left out between its commas.
     cluster = {job: {i: host.strip() for i, host in found if host.strip()} for job, found in hosts.items()}
-    if not cluster or "job_name" not in told:
+    alone = told.get("job_name") == "evaluator"
+    if not (cluster or alone) or "job_name" not in told:
         given = ", ".join(f"--{name}" for name in told)
         lacking = "--job_name" if cluster else "--ps_hosts and --worker_hosts"
         raise rt.InvalidArgumentError(f"{given} given without {lacking}: a task of a cluster needs both")

@@ -6,22 +6,18 @@ with its flag, so defaults and help stand in one place.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 from absl import flags
 
+import harness
 import runtime as rt
 from harness import exit_codes, monitoring
 
-ENGINES: Mapping[str, Callable[[], rt.TFConfigClusterResolver | rt.JobSetClusterResolver]] = {
-    "tf_config": rt.TFConfigClusterResolver,
-    "jobset": rt.JobSetClusterResolver,
-}
-"""The reader of an engine's environment, by the value of --cluster_from."""
-_NO_FLAGS = ("checkpoint_root", "cluster", "limits")
+_NO_FLAGS = ("me", "checkpoint_root", "limits")
 _LIMIT = "limit_"
 """Prefix of the flag for a field of ``rt.Limits``."""
 ASYNC, PS = "async", "ps"
@@ -58,9 +54,7 @@ def _flag(define: Callable[..., object], *rest: object, low: float | None = None
     return field(metadata={"define": partial(define, **bounds), "rest": rest})
 
 
-_list, _text, _switch, _sync = (
-    partial(_flag, define) for define in (flags.DEFINE_list, flags.DEFINE_string, flags.DEFINE_bool, _define_sync)
-)
+_text, _switch, _sync = (partial(_flag, define) for define in (flags.DEFINE_string, flags.DEFINE_bool, _define_sync))
 _count, _number, _choice = (
     partial(_flag, define) for define in (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_enum)
 )
@@ -73,6 +67,8 @@ class Config:
     Each field is the flag of its name. ``harness.monitoring`` defines the flags of the fields without a help text.
     """
 
+    me: harness.Member
+    """This task in its cluster, by the flags of a task or the environment of an engine; without its server."""
     metrics_port: int | None
     metrics_host: str
     log_json: bool
@@ -83,28 +79,11 @@ class Config:
     The directory is --logdir. ``()`` allows none, for an empty --logdir. None means that this task was given no
     --logdir: only the chief needs one.
     """
-    cluster: rt.ClusterSpec | None
-    """Cluster that --cluster_from has found in place of the hosts, or None; not a flag."""
     limits: rt.Limits | None
     """Limits on the resources of this task that clients may use; None if no --limit_NAME is given.
 
     Each field of the limits is a flag of its own.
     """
-    ps_hosts: tuple[str, ...] = _list([], "Comma-separated host:port of the parameter servers, the same on every task.")
-    worker_hosts: tuple[str, ...] = _list(
-        [],
-        "Comma-separated host:port of the workers, the same on every task. Empty: one process. One that this task need "
-        "not know may be left out between its commas.",
-    )
-    chief_hosts: tuple[str, ...] = _list(
-        [], "host:port of the chief, where it is a job of its own; by default worker 0 is the chief."
-    )
-    job_name: str = _choice(
-        "worker",
-        ["ps", "worker", "chief", "evaluator"],
-        "What this process is. An evaluator follows the checkpoints of --logdir.",
-    )
-    task_index: int = _count(0, "Which one of its job this process is, from 0. Worker 0 is the chief.", low=0)
     security: str | None = _text(
         None,
         "Directory of certificates (python -m harness.certs makes one), or file with a token, the same on every task. "
@@ -112,12 +91,6 @@ class Config:
     )
     insecure: bool = _switch(
         False, "Let everybody in who reaches this task, and encrypt nothing, where tasks are on several hosts."
-    )
-    cluster_from: str = _choice(
-        "flags",
-        ["flags", *sorted(ENGINES)],
-        "What tells the hosts, the job and the index of this task: these flags; tf_config: $TF_CONFIG, as TFJob sets "
-        "it; jobset: the environment of a pod of a JobSet.",
     )
     logdir: str = _text(
         "runs/mnist",
@@ -228,35 +201,16 @@ class Config:
         """Returns the config of the command line.
 
         Raises:
-            InvalidArgumentError: A limit is invalid, or --cluster_from finds no cluster in the environment.
+            InvalidArgumentError: A limit is invalid, or the cluster is not described whole.
         """
-        told = {name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name not in _NO_FLAGS}
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+            name: flags.FLAGS[name].value for name in cls.__dataclass_fields__ if name not in _NO_FLAGS
         }
         root = (values["logdir"] or ()) if flags.FLAGS["logdir"].present else None
-        config = cls(**values, checkpoint_root=root, cluster=None, limits=_given_limits())
-        return config if config.cluster_from == "flags" else config.told_by_the_engine()
-
-    def told_by_the_engine(self) -> "Config":
-        """Returns this config with the cluster and the task that the environment names.
-
-        Raises:
-            InvalidArgumentError: The environment names no cluster. The message has the variable.
-        """
-        cluster, task = ENGINES[self.cluster_from]().checked()
-        hosts = {job: cluster.job_tasks(job) if job in cluster.jobs else [] for job in ("ps", "worker", "chief")}
-        known: dict[str, Any] = {f"{job}_hosts": tuple(filter(None, tasks)) for job, tasks in hosts.items()}
-        return replace(self, cluster=cluster, job_name=task.job, task_index=task.index, **known)
-
-    @property
-    def jobs(self) -> rt.ClusterSpec:
-        """The cluster. Without any hosts it has a single worker."""
-        if self.cluster is not None:
-            return self.cluster
-        hosts = {"ps": self.ps_hosts, "chief": self.chief_hosts, "worker": self.worker_hosts}
-        jobs = {job: {i: host for i, host in enumerate(tasks) if host} for job, tasks in hosts.items() if any(tasks)}
-        return rt.ClusterSpec(jobs if jobs.keys() - {"ps"} else {**jobs, "worker": {0: "localhost:0"}})
+        found = harness.find_identity([], os.environ)
+        cluster = rt.ClusterSpec({"worker": ["localhost:0"]}) if found.cluster is None else found.cluster
+        me = harness.Member(cluster, found.job, found.index, server=None)
+        return cls(**values, me=me, checkpoint_root=root, limits=_given_limits())
 
     @property
     def given_security(self) -> rt.Security | None:
@@ -266,27 +220,12 @@ class Config:
         return rt.Security.from_text(self.security) if self.security else None
 
     @property
-    def is_chief(self) -> bool:
-        """True for the worker that tests the model and writes checkpoints and summaries."""
-        return self.jobs.chief() == rt.TaskId(self.job_name, self.task_index)
-
-    @property
-    def trains(self) -> bool:
-        """True for a chief or worker."""
-        return self.job_name in ("chief", "worker")
-
-    @property
     def workers(self) -> int:
         """The number of tasks that train.
 
-        The host lists may leave tasks out, so the number is at least that of this task plus one.
+        The cluster may leave tasks out, so the number is at least that of this task plus one.
         """
-        return max(len(self.chief_hosts) + len(self.worker_hosts), self.number + 1 if self.trains else 1)
-
-    @property
-    def number(self) -> int:
-        """Number of this task among those that train, from 0. A chief comes before the workers."""
-        return self.task_index + (len(self.chief_hosts) if self.job_name == "worker" else 0)
+        return max(self.me.workers, self.me.number + 1)
 
     @property
     def rate(self) -> float:
@@ -320,13 +259,13 @@ class Config:
             monitoring.StepProfiler.from_text(self.profile_steps, self.logdir)
         except ValueError as error:
             return str(error)
-        return next((line for is_wrong, line in (*self._conflicts(), *self._misplaced()) if is_wrong), None)
+        return next((line for is_wrong, line in self._conflicts() if is_wrong), None)
 
     def _conflicts(self) -> Iterator[tuple[object, str]]:
-        """Yields pairs (is wrong, message) for flags that exclude each other."""
-        bounded, elastic = self.max_staleness is not None, self.elastic
+        """Yields pairs (is wrong, message) for flags that do not fit together."""
+        bounded, elastic, evaluates = self.max_staleness is not None, self.elastic, self.me.job == "evaluator"
         asked = self.replicas_to_aggregate is not None or self.sync_timeout_secs is not None
-        ps = len(self.ps_hosts)
+        ps, chiefs = (len(self.me.cluster.as_dict().get(job, ())) for job in ("ps", "chief"))
         yield (
             self.insecure and self.security,
             "--insecure lets everybody in, and --security only some: leave one of them out",
@@ -346,31 +285,15 @@ class Config:
             "--decay=linear needs the number of steps, which nobody knows with --elastic --sync: give --train_steps",
         )
         yield self.sync != PS and asked, "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
-
-    def _misplaced(self) -> Iterator[tuple[object, str]]:
-        """Yields pairs (is wrong, message) for hosts and places that the task lacks in its cluster."""
-        job, trainers, chiefs = self.job_name, self.worker_hosts or self.chief_hosts, len(self.chief_hosts)
         yield chiefs > 1, f"--chief_hosts names {chiefs} tasks: a run has one chief"
-        if job == "evaluator":
-            yield not self.logdir, "--logdir is empty: an evaluator follows the checkpoints of one"
-            asks = self.patience is not None and not self.ps_hosts
-            yield asks, "--patience asks a ps to end training: it needs --ps_hosts"
-            return
-        yield job == "chief" and not chiefs, "--job_name=chief needs --chief_hosts, the same on every task"
+        yield evaluates and not self.logdir, "--logdir is empty: an evaluator follows the checkpoints of one"
         yield (
-            trainers and not self.ps_hosts,
+            evaluates and self.patience is not None and not ps,
+            "--patience asks a ps to end training: it needs --ps_hosts",
+        )
+        yield (
+            not evaluates and not ps and self.me.workers > 1,
             "--ps_hosts is empty: a cluster needs at least one parameter server, as in --ps_hosts=localhost:2222",
-        )
-        yield (
-            self.ps_hosts and not trainers and self.cluster is None,
-            "--worker_hosts is empty: a cluster needs at least one worker, as in --worker_hosts=localhost:2223",
-        )
-        is_there = job in self.jobs.jobs
-        yield not is_there, f"--job_name={job} needs --{job}_hosts, the same on every task"
-        count = self.jobs.num_tasks(job) if is_there else 0
-        yield (
-            is_there and self.task_index not in self.jobs.task_indices(job),
-            f"--task_index={self.task_index}: --{job}_hosts names {count} tasks",
         )
 
 
@@ -380,6 +303,10 @@ def _given_limits() -> rt.Limits | None:
     return replace(rt.Limits.from_environ(os.environ), **given) if given else None
 
 
+for _job in ("ps", "worker", "chief"):
+    flags.DEFINE_list(f"{_job}_hosts", [], f"host:port of each {_job}, the same on every task.")
+flags.DEFINE_string("job_name", None, "What this process is: ps, worker, chief or evaluator, which follows --logdir.")
+flags.DEFINE_integer("task_index", None, "Which one of its job this process is, from 0.", lower_bound=0)
 for _row in rt.Limits.rows():
     _define = flags.DEFINE_float if _row.kind is float else flags.DEFINE_integer
     _define(_LIMIT + _row.name, None, f"Limit ({_row.of}): {_row.help} Default: {_row.default}.")

@@ -17,6 +17,7 @@ import runtime as rt
 
 # isort: split
 import contextlib
+import dataclasses
 import math
 import os
 import sys
@@ -51,11 +52,11 @@ def main(argv: list[str]) -> None:
     except rt.InvalidArgumentError as error:
         exit_codes.leave(exit_codes.CONFIGURATION, error.message)
     exit_codes.use(config.exit_codes)
-    monitoring.configure_logging(f"{config.job_name}/{config.task_index}", config.log_json)
+    monitoring.configure_logging(f"{config.me.job}/{config.me.index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
     with harness.preemptible(config.preempt_grace_secs):
-        if config.job_name == "evaluator":
+        if config.me.job == "evaluator":
             follow(config)
         else:
             between_graph(config)
@@ -65,27 +66,27 @@ def between_graph(config: Config) -> None:
     """Serves as a ps, or trains as a worker, until training is over."""
     if config.logdir:
         harness.keep_compilations()
-    if config.job_name == "ps":
+    if config.me.job == "ps":
         # A ps only adds numbers. The accelerators of the host are for workers.
         jax.config.update("jax_platforms", "cpu")
     try:
         server = make_server(config)
     except rt.OpError as error:
-        exit_codes.leave(exit_codes.of_error(error), f"{config.job_name} {config.task_index}: {error}")
+        exit_codes.leave(exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}")
     with server, monitoring.watched_at(server, config.metrics_port, config.log_json, config.metrics_host):
-        if config.job_name == "ps":
+        if config.me.job == "ps":
             sys.exit(exit_codes.of_join(server.join()))
         try:
-            train(config, server.target, server.cluster, leads=config.is_chief, logdir=config.logdir)
+            train(config, dataclasses.replace(config.me, cluster=server.cluster, server=server))
         except rt.OpError as error:
             logging.debug("where it happened:", exc_info=True)
-            exit_codes.leave(exit_codes.of_error(error), f"{config.job_name} {config.task_index}: {error}")
+            exit_codes.leave(exit_codes.of_error(error), f"{config.me.job} {config.me.index}: {error}")
 
 
 def follow(config: Config) -> None:
     """Evaluates the checkpoints of the chief on the test set, until training is over."""
     split = load(config).test
-    graph = build(config, None, 1, 1)
+    graph = build(config, config.me, 1, 1)
 
     def evaluate(session: rt.Session, step: int) -> dict[str, float]:
         sums = np.zeros(2)
@@ -99,22 +100,22 @@ def follow(config: Config) -> None:
         harness.Evaluator(
             evaluate,
             config.logdir,
-            master=f"grpc://{config.ps_hosts[0]}" if config.ps_hosts else "",
+            master=config.me.target,
             best_by="accuracy",
             patience=config.patience,
         ).run()
     except rt.OpError as error:
         logging.debug("where it happened:", exc_info=True)
-        exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.task_index}: {error}")
+        exit_codes.leave(exit_codes.of_error(error), f"evaluator {config.me.index}: {error}")
 
 
 def make_server(config: Config) -> rt.Server:
     """Returns the running server of this task; only a ps may have a backup."""
     return rt.Server(
-        config.jobs,
-        config.job_name,
-        config.task_index,
-        ps_backups=config.ps_backups if config.job_name == "ps" else 0,
+        config.me.cluster,
+        config.me.job,
+        config.me.index,
+        ps_backups=config.ps_backups if config.me.job == "ps" else 0,
         ps_backups_lag=config.ps_backups_lag,
         checkpoint_root=config.checkpoint_root,
         security=config.given_security,
@@ -122,35 +123,32 @@ def make_server(config: Config) -> rt.Server:
     )
 
 
-def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bool, logdir: str | None) -> None:
+def train(config: Config, me: harness.Member) -> None:
     """Trains until the global step has reached the end, then (on the chief) tests.
 
     Args:
         config: the run.
-        target: address that sessions connect to.
-        cluster: tasks of the run; None if the run has no ps.
-        leads: True if this process restores or initialises the variables.
-        logdir: directory for checkpoints and events; None or empty writes neither.
+        me: this task, with its server.
     """
     mnist = load(config)
     last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
-    graph = build(config, cluster, last, len(mnist.train))
+    graph = build(config, me, last, len(mnist.train))
     batches = None if config.elastic else share(config, mnist.train)
-    if leads and batches is not None:
+    if me.is_chief and batches is not None:
         # The restore of the checkpoint sets this state too, so the state is registered before.
         checkpoint(batches)
-    supervisor = supervise(config, graph, leads, logdir)
+    supervisor = supervise(config, graph)
     progress = harness.Progress(last, every=config.log_every_steps)
-    profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=config.is_chief)
+    profiler = monitoring.StepProfiler.from_text(config.profile_steps, config.logdir, here=me.is_chief)
     options = rt.SessionConfig(start_timeout_secs=config.start_timeout_secs, prefetch=config.prefetch)
     accuracy = None
-    with supervisor.managed_session(target, config=options) as session, profiler:
-        if not leads and batches is not None:
+    with supervisor.managed_session(me.target, config=options) as session, profiler:
+        if not me.is_chief and batches is not None:
             # The checkpoints of the chief hold this state. Registered earlier, the state would be that of the start.
             checkpoint(batches)
         step = int(session.run(graph.global_step))
         if step:
-            go_on(session, step, last, logdir)
+            go_on(session, step, last, config.logdir)
         tests = Tests(config, session, graph, supervisor, mnist.test, step, per_epoch)
         with dealt(graph, session, mnist.train, batches) as feeds_of_steps:
             while not supervisor.should_stop() and (step < last or config.trains_all_data):
@@ -171,12 +169,12 @@ def train(config: Config, target: str, cluster: rt.ClusterSpec | None, leads: bo
                 step = int(count)
                 progress.update(step, epoch=step / per_epoch, cost=float(loss))
                 tests.after(step, feeds)
-        if config.is_chief:
+        if me.is_chief:
             accuracy = tests.test(step)
     progress.close()
     if accuracy is not None:
-        if logdir:
-            tell_newest(logdir)
+        if config.logdir:
+            tell_newest(config.logdir)
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
 
 
@@ -185,7 +183,7 @@ Feeds = Mapping[rt.Tensor, NDArray]
 
 def share(config: Config, split: data.Split) -> data.Batches:
     """Returns the batches of this worker, where each worker has a fixed share."""
-    return data.Batches(split, config.batch_size * config.accumulate, config.seed, config.number, config.workers)
+    return data.Batches(split, config.batch_size * config.accumulate, config.seed, config.me.number, config.workers)
 
 
 @contextlib.contextmanager
@@ -210,8 +208,8 @@ def load(config: Config) -> data.Mnist:
     try:
         mnist = data.load(config.data_dir)
     except DataError as error:
-        exit_codes.leave(exit_codes.DATA, f"{config.job_name} {config.task_index}: {error}")
-    if config.task_index == 0:
+        exit_codes.leave(exit_codes.DATA, f"{config.me.job} {config.me.index}: {error}")
+    if config.me.index == 0:
         logging.info("data: %s", mnist)
     return mnist
 
@@ -234,9 +232,9 @@ class Graph:
     shards: harness.DataShards | None
 
 
-def build(config: Config, cluster: rt.ClusterSpec | None, steps: int, examples: int) -> Graph:
+def build(config: Config, me: harness.Member, steps: int, examples: int) -> Graph:
     """Builds the graph, the same on every worker: variables on the ps, computation on this worker."""
-    with where(cluster, config):
+    with me.device():
         global_step = harness.get_or_create_global_step()
         params = rt.variables(model.init(config.seed, config.hidden_units), name="mlp")
         images = rt.placeholder(jnp.float32, [None, data.IMAGE_PIXELS], name="images")
@@ -272,17 +270,6 @@ def deal(config: Config, examples: int) -> harness.DataShards:
     )
 
 
-def where(cluster: rt.ClusterSpec | None, config: Config) -> contextlib.AbstractContextManager[None]:
-    """Returns the device scope of the graph.
-
-    Variables go to the ps and computation to this worker. Without a cluster both stay in this process.
-    """
-    if cluster is None:
-        return rt.device(None)
-    worker = f"/job:{config.job_name}/task:{config.task_index}"
-    return rt.device(rt.replica_device_setter(cluster=cluster, worker_device=worker))
-
-
 def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
     """Wraps the optimizer for the mode of --sync; the wrapper has the same methods."""
     if config.sync == PS:
@@ -291,13 +278,13 @@ def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOpti
             optimizer,
             config.replicas_to_aggregate or workers,
             workers,
-            worker=config.number,
-            is_chief=config.is_chief,
+            worker=config.me.number,
+            is_chief=config.me.is_chief,
             sync_timeout_secs=config.sync_timeout_secs,
             elastic=config.elastic,
         )
     if config.max_staleness is not None:
-        return harness.StaleSynchronous(optimizer, config.max_staleness, worker=config.number)
+        return harness.StaleSynchronous(optimizer, config.max_staleness, worker=config.me.number)
     return optimizer
 
 
@@ -318,14 +305,14 @@ def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     return rules[config.optimizer](schedule)
 
 
-def supervise(config: Config, graph: Graph, leads: bool, logdir: str | None) -> harness.Supervisor:
+def supervise(config: Config, graph: Graph) -> harness.Supervisor:
     """Returns the Supervisor, which initialises, restores and saves."""
-    if config.is_chief:
-        kept = f"checkpoints and TensorBoard events go to {logdir}"
-        logging.info("%s", kept if logdir else "--logdir is empty: no summaries and no checkpoints are written")
+    if config.me.is_chief:
+        kept = f"checkpoints and TensorBoard events go to {config.logdir}"
+        logging.info("%s", kept if config.logdir else "--logdir is empty: no summaries and no checkpoints are written")
     return harness.Supervisor(
-        is_chief=leads,
-        logdir=logdir,
+        is_chief=config.me.is_chief,
+        logdir=config.logdir,
         global_step=graph.global_step,
         saver=harness.Saver(transfer=config.checkpoint_transfer),
         save_model_secs=config.save_model_secs,
@@ -380,7 +367,7 @@ class Tests:
     ) -> None:
         """Starts the schedule at a global step; records the hyperparameters of a new run."""
         self._session, self._graph, self._supervisor, self._split = session, graph, supervisor, split
-        self._writer = supervisor.summary_writer if config.is_chief else None
+        self._writer = supervisor.summary_writer if config.me.is_chief else None
         self._between = self._writer is not None and config.save_summaries_secs > 0
         self._summary_secs, self._next_summary = config.save_summaries_secs, time.monotonic()
         self._test_steps = config.test_epochs * steps_per_epoch or math.inf

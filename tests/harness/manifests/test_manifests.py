@@ -155,11 +155,11 @@ def test_every_pod_of_a_jobset_finds_its_place(clean: pytest.MonkeyPatch) -> Non
             fields = {f"metadata.labels['jobset.sigs.k8s.io/{k}']": v for k, v in labels.items()}
             environ = environment(pod["containers"][0], **fields) | {"JOB_COMPLETION_INDEX": "0"}
             found = config(pod["containers"][0]["command"], environ, clean)
-            assert found.problem() is None and (found.job_name, found.task_index) == (job["name"], index)
+            assert found.problem() is None and (found.me.job, found.me.index) == (job["name"], index)
             name = f"large-{job['name']}-{index}-0.{network['subdomain']}:2222"
             if job["name"] != "evaluator":
-                assert found.jobs.task_address(job["name"], index) == name
-            seen.append(found.is_chief)
+                assert found.me.cluster.task_address(job["name"], index) == name
+            seen.append(found.me.is_chief)
     assert seen.count(True) == 1
 
 
@@ -180,9 +180,9 @@ def test_every_pod_of_a_tfjob_finds_its_place(clean: pytest.MonkeyPatch) -> None
         for index in range(counts[role]):
             told = {"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"}
             found = config(container["command"], {"TF_CONFIG": json.dumps(told)}, clean)
-            assert found.problem() is None and (found.job_name, found.task_index) == (role, index)
+            assert found.problem() is None and (found.me.job, found.me.index) == (role, index)
             assert found.workers == 8
-            chiefs += found.is_chief
+            chiefs += found.me.is_chief
     assert chiefs == 1
 
 
@@ -205,8 +205,8 @@ def test_every_pod_of_a_tfjob_with_dynamic_workers_finds_its_place(clean: pytest
             }[role]
             told = {"sparseCluster": sparse, "task": {"type": role, "index": index}}
             found = config(pod["containers"][0]["command"], {"TF_CONFIG": json.dumps(told)}, clean)
-            assert found.problem() is None and (found.job_name, found.task_index) == (role, index) and found.elastic
-            chiefs += found.is_chief
+            assert found.problem() is None and (found.me.job, found.me.index) == (role, index) and found.elastic
+            chiefs += found.me.is_chief
     assert chiefs == 1
 
 
@@ -225,9 +225,9 @@ def test_every_pod_of_a_statefulset_and_a_job_finds_its_place(clean: pytest.Monk
                 pod["containers"][0], **{"metadata.labels['apps.kubernetes.io/pod-index']": str(index)}
             )
             found = config(pod["containers"][0]["command"], environ | {"JOB_COMPLETION_INDEX": str(index)}, clean)
-            assert found.problem() is None and (found.job_name, found.task_index) == (job, index)
+            assert found.problem() is None and (found.me.job, found.me.index) == (job, index)
             if job != "evaluator":
-                assert found.jobs.task_address(job, index) == f"{o['metadata']['name']}-{index}.{service}:2222"
+                assert found.me.cluster.task_address(job, index) == f"{o['metadata']['name']}-{index}.{service}:2222"
 
 
 def test_a_batch_script_is_one_that_bash_reads() -> None:

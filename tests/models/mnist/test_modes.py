@@ -46,7 +46,7 @@ def test_an_unknown_mode_is_refused(parsed: Callable[..., Config]) -> None:
 
 def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     optimizer = harness.Optimizer(optax.sgd(0.1))
-    three = "--worker_hosts=a:1,b:1,c:1"
+    three = ("--worker_hosts=a:1,b:1,c:1", "--job_name=worker")
     for arguments, kind, batches in [
         (["--sync", "--replicas_to_aggregate=2"], harness.SyncReplicas, 2),
         (["--sync"], harness.SyncReplicas, 3),
@@ -54,7 +54,7 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
         ([], harness.Optimizer, 1),
     ]:
         with flagsaver.flagsaver():
-            config = parsed(three, *arguments)
+            config = parsed(*three, *arguments)
         assert type(trainer.together(optimizer, config)) is kind
         assert config.batches_per_step == batches
 
@@ -64,10 +64,10 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     [
         (["--sync", "--max_staleness=1"], "--max_staleness"),
         (["--sync_timeout_secs=1"], "--sync_timeout_secs"),
-        (["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1"], "there are 1"),
-        (["--worker_hosts=b:1"], "--ps_hosts is empty"),
-        (["--ps_hosts=b:1"], "--worker_hosts is empty"),
-        (["--task_index=1"], "--task_index=1: --worker_hosts names 1 tasks"),
+        (["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=worker"], "there are 1"),
+        (["--worker_hosts=b:1,c:1", "--job_name=worker"], "--ps_hosts is empty"),
+        (["--ps_hosts=b:1"], "--ps_hosts given without --job_name"),
+        (["--ps_hosts=b:1", "--worker_hosts=c:1", "--job_name=worker", "--task_index=1"], "No task with index 1"),
         (["--elastic", "--prefetch=1"], "leave --prefetch out"),
         (["--elastic", "--sync", "--decay=linear"], "give --train_steps"),
         (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),

@@ -34,18 +34,16 @@ def test_a_chief_of_its_own_leads_and_counts(parsed: Callable[..., Config]) -> N
     for job, index, leads, number in [("chief", 0, True, 0), ("worker", 0, False, 1), ("worker", 1, False, 2)]:
         with flagsaver.flagsaver():
             config = parsed(*HOSTS, f"--job_name={job}", f"--task_index={index}", "--sync")
-        assert (config.is_chief, config.number, config.workers) == (leads, number, 3)
+        assert (config.me.is_chief, config.me.number, config.workers) == (leads, number, 3)
         assert config.batches_per_step == 3 and config.problem() is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--job_name=chief", "--ps_hosts=p:1", "--worker_hosts=a:1"], "--job_name=chief needs --chief_hosts"),
-        (["--ps_hosts=p:1", "--chief_hosts=a:1,b:1"], "a run has one chief"),
+        (["--job_name=chief", "--ps_hosts=p:1", "--chief_hosts=a:1,b:1"], "a run has one chief"),
         (["--job_name=evaluator", "--logdir="], "--logdir is empty"),
         (["--job_name=evaluator", "--patience=3"], "--patience asks a ps"),
-        ([*HOSTS, "--task_index=2"], "--task_index=2: --worker_hosts names 2 tasks"),
     ],
 )
 def test_what_does_not_fit_is_one_line(parsed: Callable[..., Config], arguments: list[str], said: str) -> None:
@@ -57,34 +55,33 @@ def test_a_tfjob_tells_all(parsed: Callable[..., Config], monkeypatch: pytest.Mo
     for job, index, leads in [("chief", 0, True), ("worker", 1, False), ("evaluator", 0, False), ("ps", 0, False)]:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": job, "index": index}}))
         with flagsaver.flagsaver():
-            config = parsed("--cluster_from=tf_config")
-        assert (config.job_name, config.task_index, config.is_chief) == (job, index, leads)
-        assert config.ps_hosts == ("p:1",) and config.workers == 3 and config.problem() is None
+            config = parsed()
+        assert (config.me.job, config.me.index, config.me.is_chief) == (job, index, leads)
+        assert config.me.cluster.job_tasks("ps") == ["p:1"] and config.workers == 3 and config.problem() is None
 
 
 def test_a_dynamic_worker_of_a_tfjob(parsed: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     sparse = {"worker": {"4": "e:1"}, "ps": ["p:1", "q:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"sparseCluster": sparse, "task": {"type": "worker", "index": 4}}))
-    config = parsed("--cluster_from=tf_config")
-    assert config.jobs.task_address("worker", 4) == "e:1" and config.number == 4 and config.workers == 5
-    assert not config.is_chief and config.problem() is None
+    config = parsed()
+    assert config.me.cluster.task_address("worker", 4) == "e:1" and config.me.number == 4 and config.workers == 5
+    assert not config.me.is_chief and config.problem() is None
     monkeypatch.setenv(
         "TF_CONFIG", json.dumps({"sparseCluster": {"worker": {}, "ps": ["q:1"]}, "task": {"type": "ps", "index": 1}})
     )
-    config = parsed("--cluster_from=tf_config")
-    assert config.jobs.tasks() == {TaskId("ps", 1): "q:1"} and config.problem() is None
+    config = parsed()
+    assert config.me.cluster.tasks() == {TaskId("ps", 1): "q:1"} and config.problem() is None
 
 
 @pytest.mark.parametrize(
-    ("engine", "environment", "said"),
+    ("environment", "said"),
     [
-        ("tf_config", {"TF_CONFIG": None}, "TF_CONFIG is not set: is this a pod of a TFJob?"),
-        ("tf_config", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON: "),
-        ("jobset", {"BELLWETHER_JOBS": "ps=1,worker=1", "JOBSET_NAME": None}, "JOBSET_NAME is not set, which a pod"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not JSON: "),
+        ({"JOBSET_NAME": "mnist", "BELLWETHER_JOBS": None}, "BELLWETHER_JOBS is not set, which a pod"),
     ],
 )
-def test_an_engine_that_tells_nothing_is_one_line(engine: str, environment: dict[str, str | None], said: str) -> None:
-    command = ("python", "-m", "models.mnist.trainer", f"--cluster_from={engine}")
+def test_an_engine_that_tells_nothing_is_one_line(environment: dict[str, str | None], said: str) -> None:
+    command = ("python", "-m", "models.mnist.trainer")
     with Program(*command, env=environment) as program:
         assert program.wait() == exit_codes.CONFIGURATION.plain
         (line,) = program.output().strip().splitlines()
