@@ -32,7 +32,12 @@ class Server(rt.Server):
     ) -> None:
         if protocol not in (None, "grpc"):
             raise rt.NotFoundError(f"No server factory registered for protocol {protocol!r}: there is 'grpc'")
-        super().__init__(server_or_cluster_def, job_name, task_index, _apply(config), start, **options)
+        cluster = server_or_cluster_def
+        if isinstance(cluster, rt.lowlevel.ServerDef):
+            job_name = job_name or cluster.job_name or None
+            task_index = cluster.task_index if task_index is None else task_index
+            cluster = cluster.cluster
+        super().__init__(cluster, job_name, task_index, _apply(config), start, **options)
 
     def join(self, late_secs: float = 600.0, drain_secs: float | None = None) -> NoReturn:
         """Serves until the process is no longer needed, and ends the program then, or the thread that called it.
@@ -48,6 +53,12 @@ class Server(rt.Server):
             SystemExit: always, with the code 0, or that of "preempted" where SIGTERM has come before training was over.
         """
         sys.exit(exit_codes.of_join(super().join(late_secs, drain_secs)))
+
+    @property
+    def server_def(self) -> rt.lowlevel.ServerDef:
+        """The cluster and this task's place in it, as a proto."""
+        cluster, task = self.cluster.as_cluster_def(), self.task
+        return rt.lowlevel.ServerDef(cluster=cluster, job_name=task.job, task_index=task.index, protocol="grpc")
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:

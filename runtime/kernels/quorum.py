@@ -124,7 +124,7 @@ class QuorumResource(Resource):
         # may cancel a call of that thread while it holds the lock.
         lock = threading.RLock()
         self._lock, self._changed = lock, threading.Condition(lock)
-        self._step: int | None = None
+        self._step = UNKNOWN
         self._target: DeferredProgram | None = None
         self._last: Selection | None = None
         self._generation = 0
@@ -142,10 +142,6 @@ class QuorumResource(Resource):
     def dropped_gradients(self) -> int:
         """Gradients that were dropped as stale or repeated."""
         return self.counts.dropped + self.counts.repeated
-
-    @property
-    def _now(self) -> int:
-        return UNKNOWN if self._step is None else self._step
 
     # -- what the kinds of quorums do differently --------------------------------------------------------------
 
@@ -220,7 +216,7 @@ class QuorumResource(Resource):
                 raise
             if contribution.fenced:
                 raise AbortedError("its variables were restored or have lost their values since the session began")
-            return self._now, bool(contribution.counted)
+            return self._step, bool(contribution.counted)
 
     def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         if not self._gradients.entries:
@@ -274,7 +270,7 @@ class QuorumResource(Resource):
             self._generation = generation
         if renewed or forget:
             self._drop(fenced=renewed)
-            self._step = self._last = None
+            self._step, self._last = UNKNOWN, None
 
     def _refresh(self, step: int) -> int:
         """Notes the variables' step; contributions to another step are dropped."""
@@ -292,7 +288,7 @@ class QuorumResource(Resource):
 
     def _decide(self, chosen: Sequence[Contribution]) -> None:
         """Applies the mean of the chosen gradients, and ends the step."""
-        assert self._target is not None and self._step is not None
+        assert self._target is not None
         try:
             self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), self._expected)
         except AbortedError:
@@ -360,8 +356,8 @@ class QuorumResource(Resource):
         """Asserts the invariants; for tests."""
         with self._changed:
             self._gradients.validate()
-            assert self._step is not None or not self._gradients.entries
-            assert self._last is None or self._step is not None
+            assert self._step != UNKNOWN or not self._gradients.entries
+            assert self._last is None or self._step != UNKNOWN
 
 
 class LoneQuorum(QuorumResource):
@@ -397,6 +393,8 @@ class LedQuorum(QuorumResource):
     The step is the latest that a push has named, or that a commit has reached.
     """
 
+    _leads = False
+
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         super().__init__(name, rules, lives)
         # The chief waits here until there is enough. Its lock is that of the pushes, which wake nobody for nothing.
@@ -406,10 +404,7 @@ class LedQuorum(QuorumResource):
         self._wanted = rules.needed
 
     def _present_step(self, stamp: int, target: DeferredProgram) -> int:
-        return max(stamp, self._now)
-
-    def _claimed(self, step_now: Callable[[], int]) -> None:
-        """Notes the step at the beginning of a session, where this task holds the counter."""
+        return target.step() if self._leads else max(stamp, self._step)
 
     def _needed(self) -> int:
         return self._roster.within_reach(self._wanted)
@@ -430,7 +425,7 @@ class LedQuorum(QuorumResource):
         super()._renew(generation, forget)
 
     def _refresh(self, step: int) -> int:
-        if step < self._now:
+        if step < self._step:
             self._gathered.notify_all()
         return super()._refresh(step)
 
@@ -470,9 +465,10 @@ class LedQuorum(QuorumResource):
             self._session += 1
             self._wanted = wanted
             self._renew(generation, forget)
-            self._claimed(step_now)
+            if self._leads:
+                self._refresh(step_now())
             self._gathered.notify_all()
-            return self._session, self._now, self._last
+            return self._session, self._step, self._last
 
     def gather(
         self,
@@ -504,7 +500,7 @@ class LedQuorum(QuorumResource):
         """
 
         def ready() -> bool:
-            step, count = self._now, len(self._gradients.entries)
+            step, count = self._step, len(self._gradients.entries)
             return (
                 self._ended is CancelledError
                 or session != self._session
@@ -524,7 +520,7 @@ class LedQuorum(QuorumResource):
                 contribution.promised = True
             waited = time.monotonic() - here.since if here.entries else 0.0
             workers = tuple(c.worker for c in here.entries)
-            return Gathered(self._now, workers, self._roster.take_heard(), waited, self._roster.changes)
+            return Gathered(self._step, workers, self._roster.take_heard(), waited, self._roster.changes)
 
     def commit(self, session: int, check: Callable[[], None], generation: int, decision: Selection, wanted: int) -> int:
         """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
@@ -559,7 +555,7 @@ class LedQuorum(QuorumResource):
                 raise InternalError(f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone")
             self._decide(chosen)
             self._last = decision
-            return self._now
+            return self._step
 
     def _check_chief(self, session: int, check: Callable[[], None], generation: int) -> None:
         check()
@@ -572,8 +568,4 @@ class LedQuorum(QuorumResource):
 class LeadingQuorum(LedQuorum):
     """The quorum of the task that holds the step counter, where a chief leads several tasks."""
 
-    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
-        return target.step()
-
-    def _claimed(self, step_now: Callable[[], int]) -> None:
-        self._refresh(step_now())
+    _leads = True

@@ -10,7 +10,7 @@ import io
 import struct
 import wave
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -27,8 +27,15 @@ def _string(message: bytes) -> Sequence[Array]:
     return [out]
 
 
-def _one(value: object) -> Sequence[Array]:
-    return _string(summary_pb2.Summary(value=[value]).SerializeToString())
+def _message(*values: summary_pb2.Summary.Value) -> Sequence[Array]:
+    return _string(summary_pb2.Summary(value=values).SerializeToString())
+
+
+def _shown(context: Context, kind: str, items: Array, made: Callable[[Array], object]) -> Sequence[Array]:
+    """Returns the summary of the first ``max_outputs`` items, each made to a message of a kind."""
+    tag, most = context.attrs["tag"], int(context.attrs["max_outputs"])
+    names = [f"{tag}/{kind}" if most == 1 else f"{tag}/{kind}/{i}" for i in range(most)]
+    return _message(*(summary_pb2.Summary.Value(tag=n, **{kind: made(i)}) for n, i in zip(names, items, strict=False)))
 
 
 def _numbers(context: Context, tag: str, array: Array) -> Array:
@@ -44,7 +51,7 @@ def _scalar(context: Context) -> Sequence[Array]:
         shape = list(context.inputs[0].shape)
         raise InvalidArgumentError(f"summary {tag!r} takes one number, not shape {shape}", task=context.task)
     value = float(_numbers(context, tag, context.inputs[0]).reshape(()))
-    return _one(summary_pb2.Summary.Value(tag=tag, simple_value=value))
+    return _message(summary_pb2.Summary.Value(tag=tag, simple_value=value))
 
 
 @kernel("summary/histogram")
@@ -53,7 +60,7 @@ def _histogram(context: Context) -> Sequence[Array]:
     values = _numbers(context, tag, context.inputs[0]).ravel()
     if not np.isfinite(values).all():
         raise InvalidArgumentError(f"Nan or Inf in summary histogram for: {tag}", task=context.task)
-    return _one(summary_pb2.Summary.Value(tag=tag, histo=histogram_proto(values)))
+    return _message(summary_pb2.Summary.Value(tag=tag, histo=histogram_proto(values)))
 
 
 @cache
@@ -96,21 +103,16 @@ def _image(context: Context) -> Sequence[Array]:
             f"image summary {tag!r} takes [batch, height, width, 1 or 3 or 4], not {list(images.shape)}",
             task=context.task,
         )
-    shown = images[: int(context.attrs["max_outputs"])]
-    values = []
-    for name, pixels in zip(_names(tag, "image", int(context.attrs["max_outputs"]), len(shown)), shown, strict=True):
+
+    def made(pixels: Array) -> summary_pb2.Summary.Image:
         if pixels.dtype != np.uint8:
             pixels = to_pixels(_numbers(context, tag, pixels))
         height, width, channels = pixels.shape
-        image = summary_pb2.Summary.Image(
+        return summary_pb2.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=encode_png(pixels)
         )
-        values.append(summary_pb2.Summary.Value(tag=name, image=image))
-    return _string(summary_pb2.Summary(value=values).SerializeToString())
 
-
-def _names(tag: str, kind: str, max_outputs: int, count: int) -> list[str]:
-    return [f"{tag}/{kind}"] if max_outputs == 1 else [f"{tag}/{kind}/{i}" for i in range(count)]
+    return _shown(context, "image", images, made)
 
 
 def to_pixels(image: Array) -> Array:
@@ -163,18 +165,17 @@ def _audio(context: Context) -> Sequence[Array]:
             f"audio summary {tag!r} takes [batch, frames] or [batch, frames, channels], not {shape}", task=context.task
         )
     rate = float(np.asarray(context.inputs[1]).reshape(()))
-    shown = sound[: int(context.attrs["max_outputs"])]
-    values = []
-    for name, clip in zip(_names(tag, "audio", int(context.attrs["max_outputs"]), len(shown)), shown, strict=True):
-        audio = summary_pb2.Summary.Audio(
+
+    def made(clip: Array) -> summary_pb2.Summary.Audio:
+        return summary_pb2.Summary.Audio(
             sample_rate=rate,
             num_channels=clip.shape[1],
             length_frames=clip.shape[0],
             encoded_audio_string=_wav(clip, rate),
             content_type="audio/wav",
         )
-        values.append(summary_pb2.Summary.Value(tag=name, audio=audio))
-    return _string(summary_pb2.Summary(value=values).SerializeToString())
+
+    return _shown(context, "audio", sound, made)
 
 
 def _wav(clip: Array, rate: float) -> bytes:
@@ -195,7 +196,7 @@ def _text(context: Context) -> Sequence[Array]:
     for size in context.inputs[0].shape:
         value.tensor.tensor_shape.dim.add(size=size)
     value.tensor.string_val.extend(context.inputs[0].ravel().tolist())
-    return _one(value)
+    return _message(value)
 
 
 @kernel("summary/merge")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -22,6 +23,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
 """The function that answers the calls of one method."""
 
 
+@dataclass(frozen=True)
 class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """The interceptor that applies to each call the rules of ``METHODS``.
 
@@ -44,23 +46,13 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         refusals: tells of calls that are refused.
     """
 
-    def __init__(
-        self,
-        task: str,
-        own: Identity,
-        certificates: bool,
-        tokens: TokenCheck | None,
-        pools: CallPools,
-        audit: AuditLog,
-        refusals: Refusals,
-    ) -> None:
-        self._task = task
-        self._own = own
-        self._certificates = certificates
-        self._tokens = tokens
-        self._pools = pools
-        self._audit = audit
-        self._refusals = refusals
+    task: str
+    own: Identity
+    certificates: bool
+    tokens: TokenCheck | None
+    pools: CallPools
+    audit: AuditLog
+    refusals: Refusals
 
     def intercept_service(
         self,
@@ -73,7 +65,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return None
         call, parse = handler.unary_unary, handler.request_deserializer
         method = METHODS.get(handler_call_details.method)
-        observer = self._tokens is not None and self._tokens.is_observer(handler_call_details)
+        observer = self.tokens is not None and self.tokens.is_observer(handler_call_details)
 
         def read(data: bytes) -> Any:
             most = None if method is None else method.most_bytes
@@ -90,13 +82,13 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             if method is None:  # of gRPC's own services
                 return call(request, context)
             try:
-                if self._certificates or observer:
+                if self.certificates or observer:
                     self._check(method, request, context, observer)
-                with self._pools.place(method.pool(request), context):
+                with self.pools.place(method.pool(request), context):
                     return self._recorded(method, request, context, call)
             except OpError as error:
                 if isinstance(error, ResourceExhaustedError) and error.limit:
-                    self._refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
+                    self.refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
                 rpc.abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(
@@ -110,15 +102,15 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         order = method.order(request)
         try:
             who = OBSERVER if observer else rpc.identity(context)
-            roles.check_run(self._own, who)
+            roles.check_run(self.own, who)
             roles.check(order, who)
             sender = method.sender(request)
             if who.task and sender is not None:
-                roles.check_is_task(who, sender or self._task, "")
+                roles.check_is_task(who, sender or self.task, "")
             if order in ("register", "quorum"):
-                roles.check_registers(self._own, who)
+                roles.check_registers(self.own, who)
         except PermissionDeniedError as error:
-            self._refusals.tell(rpc.host_of(context.peer()), error.message, order, rpc.names(context))
+            self.refusals.tell(rpc.host_of(context.peer()), error.message, order, rpc.names(context))
             raise
 
     def _recorded(
@@ -134,7 +126,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return call(request, context)
         action, what = entry
         peer, who = context.peer(), " ".join(rpc.names(context))
-        self._audit.write(action, peer=peer, who=who, what=what, outcome="begun")
+        self.audit.write(action, peer=peer, who=who, what=what, outcome="begun")
         outcome = "failed"
         try:
             reply = call(request, context)
@@ -144,4 +136,4 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             outcome = type(error).__name__
             raise
         finally:
-            self._audit.write(action, peer=peer, who=who, what=what, outcome=outcome)
+            self.audit.write(action, peer=peer, who=who, what=what, outcome=outcome)

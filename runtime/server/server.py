@@ -38,7 +38,6 @@ from runtime.master.master import Master
 from runtime.master.tasks import LocalTask, RemoteTask, Task
 from runtime.observe.audit import VARIABLE as AUDIT_VARIABLE
 from runtime.observe.audit import AuditLog
-from runtime.proto import cluster_pb2
 from runtime.rpc import rpc
 from runtime.rpc.threads import CallThreads
 from runtime.server import binding
@@ -82,7 +81,7 @@ class Server:
     """The place of one process in a cluster: one task, which serves until it is stopped.
 
     Args:
-        cluster: A ClusterSpec, a dict or ClusterDef of one, or a ServerDef.
+        cluster: A ClusterSpec, or a dict or ClusterDef of one.
         job_name: This task's job; by default the only job of the cluster.
         task_index: This task's index; by default that of the job's only task.
         config: Default options of sessions on this server (``runtime.SessionConfig``).
@@ -142,10 +141,6 @@ class Server:
         limits: Limits | None = None,
         audit_log: str | os.PathLike[str] | None = None,
     ) -> None:
-        if isinstance(cluster, cluster_pb2.ServerDef):
-            job_name = job_name or cluster.job_name or None
-            task_index = cluster.task_index if task_index is None else task_index
-            cluster = cluster.cluster
         retired.check_environment(os.environ)
         spec = ClusterSpec(cluster)
         spec.validate()
@@ -166,7 +161,6 @@ class Server:
         self._home = HomeProcess("the server")
         self._peers: dict[str, Task] = {}
         self._peers_lock = threading.Lock()
-        self._heard: dict[str, str] = {}
         self._stopped = threading.Event()
         self._over = threading.Event()
         """Set when ``join`` should end: stopped, or nobody needs this task any more."""
@@ -266,16 +260,6 @@ class Server:
     def target(self) -> str:
         """The target of sessions: ``grpc://host:port``."""
         return f"grpc://{self.address}"
-
-    @property
-    def server_def(self) -> cluster_pb2.ServerDef:
-        """The cluster and this task's place in it, as a proto."""
-        return cluster_pb2.ServerDef(
-            cluster=self.cluster.as_cluster_def(),
-            job_name=self.task.job,
-            task_index=self.task.index,
-            protocol="grpc",
-        )
 
     def report(self, *, variables: bool = False) -> TaskReport:
         """Returns the figures of this task: steps, times, bytes, memory, errors; with its variables when asked."""
@@ -427,7 +411,7 @@ class Server:
         who = current_identity()
         if not names or not who.names or who.task in names:
             return
-        addresses = [self._known.get(name) or self._heard.get(name) for name in names]
+        addresses = [self._known.get(name) for name in names]
         if not who.task and any(a is None or who.names_host(split_address(a)[0]) for a in addresses):
             return
         raise PermissionDeniedError(
@@ -602,8 +586,8 @@ class Server:
 
     def hear_of(self, cluster: ClusterSpec) -> None:
         """Notes the addresses of other ps, which a ps that knows only itself (``agree``) learns from workers."""
-        if len(self._known) == 1 and agree(self.cluster, cluster):
-            self._heard.update({str(task): address for task, address in cluster.tasks().items() if task.job == "ps"})
+        if len(self.cluster.tasks()) == 1 and agree(self.cluster, cluster):
+            self._known.update({str(task): address for task, address in cluster.tasks().items() if task.job == "ps"})
 
     def _peer(self, name: str) -> Task:
         """Returns another task of the cluster, for tensors that go straight between two tasks."""
@@ -613,7 +597,7 @@ class Server:
                 found.close(0)
                 found = None
             if found is None:
-                address = self._known.get(name) or self._heard.get(name)
+                address = self._known.get(name)
                 if address is None:
                     raise InvalidArgumentError(f"nobody has told it where {name} is", task=str(self.task))
                 local = tasks.find_local(address)

@@ -294,7 +294,7 @@ class PreparedStage:
 
     def _run_host(self, inputs: Sequence[AnyArray], client: int, cancelled: Cancellation) -> list[AnyArray]:
         self.check_generation()
-        deferred = None if self._executable is None else DeferredUpdate(self)
+        deferred = None if self._executable is None else self
         values: list[Any] = [np.asarray(i) for i in inputs]
         for call, fn in zip(self.stage.host, self._kernels, strict=True):
             given = [values[i] for i in call.arguments]
@@ -307,6 +307,52 @@ class PreparedStage:
                 raise InternalError(f"kernel {call.kernel!r} gave {len(results)} results, not {call.results}")
             values.extend(results)
         return [_owned(values[o.index], inputs) for o in self.stage.outputs]
+
+    # -- the program of a deferred update, in the hands of its kernel -----------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """Generation of the task's variables, as of which the stage was registered.
+
+        Raises:
+            AbortedError: The variables were restored since then.
+        """
+        self.check_generation()
+        return self._generation
+
+    @uninterrupted
+    def step(self) -> int:
+        """Returns the value of the update's first variable, which counts its applications.
+
+        Raises:
+            AbortedError: The variables were restored since the stage was registered.
+            FailedPreconditionError: The variable is not initialised.
+        """
+        with self._claim:
+            self.check_generation()
+            return int(np.asarray(self._slots[0].checked(self._specs[0], self._task)))
+
+    @uninterrupted
+    def apply(
+        self,
+        inputs: Sequence[AnyArray],
+        key: tuple[int, int] = (0, 0),
+        expected: Mapping[str, int] | None = None,
+    ) -> None:
+        """Runs the program with these inputs, when the task's gate lets it, and waits until it is done.
+
+        Args:
+            inputs: one array for each input of the update.
+            key: names this application in the gate.
+            expected: by task, how many applications have this key; None when there is only this one.
+        """
+        self._gate.enter(key)
+        done = None
+        try:
+            _, done = self._run_program(inputs)
+            self.wait(done)
+        finally:
+            self._gate.leave(key, expected if done is not None else None)
 
     def check_generation(self) -> None:
         """Raises AbortedError if the variables were restored since the stage was registered."""
@@ -349,61 +395,3 @@ def _owned(output: AnyArray, inputs: Sequence[AnyArray]) -> AnyArray:
 
 def _shares(output: Array, lent: Array) -> bool:
     return output is lent or not output.flags.owndata and np.may_share_memory(output, lent)
-
-
-class DeferredUpdate:
-    """The program of a deferred update, in the hands of its kernel.
-
-    Args:
-        prepared: the stage.
-    """
-
-    def __init__(self, prepared: PreparedStage) -> None:
-        self._prepared = prepared
-
-    @property
-    def generation(self) -> int:
-        """Of the task's variables, as of which the stage was registered.
-
-        Raises:
-            AbortedError: they were restored since then.
-        """
-        self._prepared.check_generation()
-        return self._prepared._generation
-
-    @uninterrupted
-    def step(self) -> int:
-        """The value of the update's first variable, which counts its applications.
-
-        Raises:
-            AbortedError: the variables were restored since the stage was registered.
-            FailedPreconditionError: it is not initialised.
-        """
-        prepared = self._prepared
-        with prepared._claim:
-            prepared.check_generation()
-            value = prepared._slots[0].checked(prepared._specs[0], prepared._task)
-            return int(np.asarray(value))
-
-    @uninterrupted
-    def apply(
-        self,
-        inputs: Sequence[AnyArray],
-        key: tuple[int, int] = (0, 0),
-        expected: Mapping[str, int] | None = None,
-    ) -> None:
-        """Runs the program with these inputs, when the task's gate lets it, and waits until it is done.
-
-        Args:
-            inputs: one array for each input of the update.
-            key: names this application in the gate.
-            expected: by task, how many applications have this key; None when there is only this one.
-        """
-        prepared = self._prepared
-        prepared._gate.enter(key)
-        done = None
-        try:
-            _, done = prepared._run_program(inputs)
-            prepared.wait(done)
-        finally:
-            prepared._gate.leave(key, expected if done is not None else None)

@@ -20,7 +20,7 @@ from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 
 class DeferredProgram(Protocol):
-    """The update of variables that a kernel may run (see ``executor.DeferredUpdate``)."""
+    """The update of variables that a kernel may run (see ``executor.PreparedStage``)."""
 
     @property
     def generation(self) -> int:

@@ -127,11 +127,6 @@ class Registry:
         return sum(row.call is not None for row in self._rows.copy().values())
 
     @property
-    def programs(self) -> int:
-        """The number of programs of the calls."""
-        return len(self._programs)
-
-    @property
     def sessions(self) -> int:
         """The number of sessions with calls."""
         with self._lock:  # of one that is just ending, all has gone or nothing

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -154,6 +155,9 @@ class Worker:
         self.program_watch.close()
         self.store.run.close(self._gone)
 
+    def _refuse(self, gone: OpError) -> NoReturn:
+        raise type(gone)(gone.message, task=self.task)
+
     # -- the run record ----------------------------------------------------------------------------------------
 
     def obey_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
@@ -217,7 +221,7 @@ class Worker:
                 shares the stage with others.
         """
         if self._gone is not None:
-            raise type(self._gone)(self._gone.message, task=self.task)
+            self._refuse(self._gone)
         # A kernel that waits may be ended and run again; the other kernels of its stage must not run twice.
         if call.stage.may_wait and len(call.stage.host) > 1:
             raise InvalidArgumentError("a kernel that may wait is a stage of its own", task=self.task)
@@ -294,7 +298,7 @@ class Worker:
             All outputs, and what ``PreparedStage.wait`` takes.
         """
         if self._gone is not None:
-            raise type(self._gone)(self._gone.message, task=self.task)
+            self._refuse(self._gone)
         call = registered.call
         if not (registered.registration.foreign or registered.registration.over_wire):
             self.ledger.own.add(session)
@@ -465,7 +469,7 @@ class Worker:
     def _byte_range(self, handle: int, client: int, inputs: list[Array]) -> Reply:
         """Sends or receives a byte range of a checkpoint. A repeated call is harmless, so no reply is kept."""
         if self._gone is not None:
-            raise type(self._gone)(self._gone.message, task=self.task)
+            self._refuse(self._gone)
         if not getattr(_thread, "steps_aside", False):  # who carries a checkpoint closes the connection after it
             step_aside()
             _thread.steps_aside = True
