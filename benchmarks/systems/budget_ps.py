@@ -59,7 +59,7 @@ class Stopwatch:
         assert self._last is not None
         handle, inputs = self._last
         held = [_aligned(value) for value in inputs]
-        prepared = self._worker.registered(handle).prepared
+        prepared = self._worker.registry.get(handle).prepared
         found = []
         for _ in range(times):
             began = time.perf_counter_ns()

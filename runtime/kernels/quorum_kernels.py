@@ -42,13 +42,6 @@ def _quorum(context: Context) -> QuorumResource:
     return named(context, QuorumResource, make)
 
 
-def _led(context: Context) -> LedQuorum:
-    quorum = _quorum(context)
-    if not isinstance(quorum, LedQuorum):
-        raise FailedPreconditionError("this quorum decides by itself, and takes no orders", task=context.task)
-    return quorum
-
-
 def _worker(context: Context) -> int:
     """Returns the number of the calling worker, or minus its session for a worker without a number."""
     return int(context.attrs["worker"]) if context.attrs["worker"] is not None else -context.client
@@ -73,10 +66,22 @@ def _push(context: Context) -> Sequence[Array]:
     return [np.asarray(step, context.attrs["dtype"]), np.asarray(counted)]
 
 
-def _leads(context: Context, epoch: int, owner: int) -> Callable[[], None]:
-    """Returns a check that raises unless this task obeys the leadership."""
-    leadership, run = Leadership(epoch, owner), context.store.run
-    return lambda: run.check(leadership, "decide on a step", context.task, outdated=FailedPreconditionError)
+def _order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, list[int]]:
+    """Returns the parts of a chief's order.
+
+    Returns:
+        The quorum, a check that raises unless this task obeys the chief, the generation of the variables, and the
+        further numbers of the order.
+    """
+    quorum, run = _quorum(context), context.store.run
+    if not isinstance(quorum, LedQuorum):
+        raise FailedPreconditionError("this quorum decides by itself, and takes no orders", task=context.task)
+    epoch, owner, *further = (int(i) for i in context.inputs[0])
+
+    def check() -> None:
+        run.check(Leadership(epoch, owner), "decide on a step", context.task, outdated=FailedPreconditionError)
+
+    return quorum, check, run.generation, further
 
 
 @kernel("quorum/claim")
@@ -85,20 +90,16 @@ def _claim(context: Context) -> Sequence[Array]:
         key = (context.attrs["step"][0], context.attrs["step"][1])
         return int(context.store.snapshot([key])[key])
 
-    quorum, generation = _led(context), context.store.run.generation
-    epoch, owner, wanted, forget = (int(i) for i in context.inputs[0])
-    check = _leads(context, epoch, owner)
+    quorum, check, generation, (wanted, forget) = _order(context)
     session, step, last = quorum.claim(check, step_now, generation, wanted, bool(forget))
     return [_int64(session, step, UNKNOWN if last is None else last.step), _int64(*(last.workers if last else ()))]
 
 
 @kernel("quorum/gather")
 def _gather(context: Context) -> Sequence[Array]:
-    epoch, owner, session, step, count, changes, limit_millis = (int(i) for i in context.inputs[0])
-    check = _leads(context, epoch, owner)
-    quorum, generation = _led(context), context.store.run.generation
-    known, limit = (step, count), limit_millis / 1000
-    found = quorum.gather(session, check, generation, known, context.cancelled, limit, changes)
+    quorum, check, generation, (session, step, count, changes, limit_millis) = _order(context)
+    limit_secs = limit_millis / 1000
+    found = quorum.gather(session, check, generation, (step, count), context.cancelled, limit_secs, changes)
     return [
         _int64(found.step, int(found.waited_secs * 1000), found.changes),
         _int64(*found.workers),
@@ -108,9 +109,7 @@ def _gather(context: Context) -> Sequence[Array]:
 
 @kernel("quorum/commit")
 def _commit(context: Context) -> Sequence[Array]:
-    epoch, owner, session, wanted, step, *workers = (int(i) for i in context.inputs[0])
-    check = _leads(context, epoch, owner)
-    quorum, generation = _led(context), context.store.run.generation
+    quorum, check, generation, (session, wanted, step, *workers) = _order(context)
     after = quorum.commit(session, check, generation, Selection(step, tuple(workers)), wanted)
     return [np.asarray(after, np.int64)]
 

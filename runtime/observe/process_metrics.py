@@ -59,7 +59,7 @@ METRICS: Mapping[str, str] = {
     "recoveries_total": "recoveries of this task's sessions after a loss",
     "recovery_seconds_total": "time that training stood still for them",
     "refused_total": "connections and calls that were refused, as they showed no token or certificate of the cluster",
-    "remote_calls": "steps that run or wait for clients elsewhere, and sessions that are being opened for them",
+    "remote_calls": "calls that may wait: steps and sessions of clients elsewhere, waits for the run record",
     "remote_sessions": "sessions of clients in other processes whose steps this task runs",
     "sessions": "sessions that are open on this task",
     "step_bytes_total": "tensor bytes that training steps sent and received",

@@ -7,12 +7,11 @@ a closed channel or the client's death) ends its step, and not the session.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from absl import logging
 
@@ -85,27 +84,10 @@ class RemoteSessions:
         self._changed = threading.Condition()
         self._sessions: dict[int, RemoteSession] = {}
         self._watching = False
-        self._calls = 0
 
     def __len__(self) -> int:
         """Returns the number of sessions."""
         return len(self._sessions)
-
-    @property
-    def calls(self) -> int:
-        """The number of sessions being opened and steps under way, for clients elsewhere."""
-        return self._calls
-
-    @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
-        """Counts a call while it is under way."""
-        with self._changed:
-            self._calls += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._calls -= 1
 
     def check_room(self) -> None:
         """Checks that the client of the present call may open another session.
@@ -113,16 +95,13 @@ class RemoteSessions:
         Raises:
             ResourceExhaustedError: there are too many of this connection, or of all.
         """
+        limits, client = self._limits, peer()
         with self._changed:
-            self._check_room()
-
-    def _check_room(self) -> None:
-        limits, all_of_them, client = self._limits, len(self._sessions), peer()
-        its = sum(s.client == client for s in self._sessions.values())
-        if its >= limits.client_sessions:
-            raise limits.exceeded("client_sessions", f"{its} sessions are open here by this connection")
-        if all_of_them >= limits.sessions:
-            raise limits.exceeded("sessions", f"{all_of_them} sessions of clients elsewhere are open here")
+            its = sum(s.client == client for s in self._sessions.values())
+            if its >= limits.client_sessions:
+                raise limits.exceeded("client_sessions", f"{its} sessions are open here by this connection")
+            if len(self) >= limits.sessions:
+                raise limits.exceeded("sessions", f"{len(self)} sessions of clients elsewhere are open here")
 
     def add(self, session: MasterSession) -> None:
         """Keeps a session that has just been opened.
@@ -134,7 +113,7 @@ class RemoteSessions:
             ResourceExhaustedError: others were opened meanwhile, and now there are too many.
         """
         with self._changed:
-            self._check_room()
+            self.check_room()
             self._sessions[session.id] = RemoteSession(session, self._limits.session_plans)
             if not self._watching:
                 threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()

@@ -17,6 +17,7 @@ from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.rpc import rpc
+from runtime.server.pools import WAITING
 from runtime.server.served import Served
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.trust.security import Security
@@ -69,7 +70,7 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
         **_host(),
         **_devices(worker),
         "remote_sessions": len(server.remote_sessions),
-        "remote_calls": server.remote_sessions.calls,
+        "remote_calls": server.pools.running(WAITING),
         "updates_dropped_total": sum(r.dropped_gradients for r in worker.store.resources()),
         "variables": len(known),
         "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),

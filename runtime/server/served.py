@@ -6,6 +6,7 @@ from typing import Protocol
 
 from runtime.cluster.spec import ClusterSpec
 from runtime.master.master import Master
+from runtime.server.pools import CallPools
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.task.worker import Worker
 from runtime.trust.certificates import Certificates
@@ -23,6 +24,7 @@ class Served(Protocol):
     started_unix_secs: float
     takeovers: int
     remote_sessions: RemoteSessions
+    pools: CallPools
     security: Security | None
     certificates: Certificates | None
 

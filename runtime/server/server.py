@@ -199,14 +199,14 @@ class Server:
         self.worker.check_is_one_of = self._check_is_one_of
         refusals = self._refusals = Refusals(str(self.task), self._audit)
         check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
-        self._pools = CallPools(limits)
+        self.pools = CallPools(limits)
         self._grpc = grpc.server(
             CallThreads("grpc"),
             interceptors=[
                 rpc.VersionCheck(str(self.task)),
                 *([] if check is None else [check]),
                 CallControl(
-                    str(self.task), self._own, self.certificates is not None, check, self._pools, self._audit, refusals
+                    str(self.task), self._own, self.certificates is not None, check, self.pools, self._audit, refusals
                 ),
             ],
             options=rpc.server_options(limits),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -26,6 +27,14 @@ from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
 from runtime.wire.endpoint import host_id
 from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_from_proto, unpack
+
+
+@contextlib.contextmanager
+def _until_abandoned(deadline: float | None = None) -> Iterator[Cancellation]:
+    """Yields a cancellation that is set when the caller goes before the block ends."""
+    cancelled = Cancellation(deadline)
+    with when_abandoned(lambda: cancelled.set(HUNG_UP)):
+        yield cancelled
 
 
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
@@ -101,8 +110,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         """Carries out an order of a coordinator of checkpoints."""
         worker = self._worker(request.incarnation)
         self._server.check_session(request.session)
-        cancelled = Cancellation(time.monotonic() + worker.limits.order_secs)
-        with when_abandoned(lambda: cancelled.set(HUNG_UP)):
+        with _until_abandoned(time.monotonic() + worker.limits.order_secs) as cancelled:
             reply = worker.checkpoint_participant.obey(request, cancelled)
         if request.WhichOneof("order") == "commit":
             worker.replicate_now()
@@ -111,8 +119,8 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Run(self, request: run_record_pb2.RunOrder) -> run_record_pb2.RunReply:
         """Carries out an order to the run record; an order that waits ends with its caller."""
-        worker, cancelled = self._worker(request.incarnation), Cancellation()
-        with when_abandoned(lambda: cancelled.set(HUNG_UP)):
+        worker = self._worker(request.incarnation)
+        with _until_abandoned() as cancelled:
             return worker.obey_run_order(request, cancelled)
 
     @servicer_method
@@ -139,8 +147,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     @servicer_method
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
         """Opens a session."""
-        cancelled = Cancellation()
-        with self._sessions.call(), when_abandoned(lambda: cancelled.set("its client went away")):
+        with _until_abandoned() as cancelled:
             options = options_from_proto(request.options)
             self._sessions.check_room()
             session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
@@ -198,7 +205,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         prepared = remote.plan(request.plan)
         stats = None
         ending = StepEnding()
-        with self._sessions.call(), when_abandoned(ending.set):
+        with when_abandoned(ending.set):
             if request.traced:
                 values, stats = remote.session.run_traced(prepared, feeds, timeout, ending)
             else:
@@ -233,8 +240,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
         if request.answer_secs > self._limits.run_order_secs:
             what = f"an order to run records with {request.answer_secs:g} s for its answer"
             raise self._limits.exceeded("run_order_secs", what)
-        cancelled = Cancellation()
-        with self._sessions.call(), when_abandoned(lambda: cancelled.set(HUNG_UP)):
+        with _until_abandoned() as cancelled:
             if request.session:
                 session = self._sessions.renewed(request.session).session
                 reply = session.send_run_order(request.task, request.order, request.answer_secs, cancelled)

@@ -32,7 +32,6 @@ class Registration(NamedTuple):
         generation: of the run record when the session began.
         writes: by task, the writing stages of the whole step, sorted; empty when it has only this one.
         traced: True for a call whose runs are timed.
-        over_wire: True for a caller who is not in this process.
         foreign: True for a program that another process has made.
     """
 
@@ -40,7 +39,6 @@ class Registration(NamedTuple):
     generation: int = 0
     writes: tuple[tuple[str, int], ...] = ()
     traced: bool = False
-    over_wire: bool = False
     foreign: bool = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from runtime.plan.plan import StageCall
 from runtime.state.cancellation import Cancellation
 from runtime.task.executor import PreparedStage
 from runtime.tensor_spec import AnyArray
+from runtime.wire.connection import current_lane
 
 _SHOWN = 5
 """How many operations a label names."""
@@ -21,6 +23,7 @@ FetchFrom = Callable[[str, int, int, int], AnyArray]
 """``(task, session, step, slot) -> array``: fetches what another task holds."""
 
 
+@dataclass(frozen=True)
 class TracedStage:
     """A prepared stage that is timed: it returns results only when they are computed.
 
@@ -28,42 +31,39 @@ class TracedStage:
         prepared: the stage.
         call: its place in the plan.
         tracer: where to note.
-        over_wire: its inputs and replies are received and sent, not handed over in this process.
     """
 
-    def __init__(self, prepared: PreparedStage, call: StageCall, tracer: Tracer, over_wire: bool) -> None:
-        self._prepared = prepared
-        self._call = call
-        self._tracer = tracer
-        self._over_wire = over_wire
+    prepared: PreparedStage
+    call: StageCall
+    tracer: Tracer
 
     def wait(self, done: jax.Array | None) -> None:
         """Waits until a run is done; see ``PreparedStage.wait``."""
-        self._prepared.wait(done)
+        self.prepared.wait(done)
 
     def run(
         self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs the stage; see ``PreparedStage.run``."""
         start = time.time_ns()
-        outputs, done = self._prepared.run(inputs, client, cancelled)
-        self._prepared.wait(done)
+        outputs, done = self.prepared.run(inputs, client, cancelled)
+        self.prepared.wait(done)
         for output in outputs:
             if not isinstance(output, np.ndarray):
                 output.block_until_ready()
         end = time.time_ns()
-        call, device = self._call, self._call.stage.device.name
+        call, device = self.call, self.call.stage.device.name
         names = call.stage.operations
         label = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         spans = [Span(device, f"stage:{call.wave}", call.wave, start, end, nbytes(outputs), label, names)]
-        if self._over_wire:
+        if current_lane():  # the inputs were received, and not handed over in this process
             inline = [value for i, value in enumerate(inputs) if i not in call.remote]
             replies = [outputs[i] for i in call.replies]
             spans += [
                 Span(device, f"recv:{call.wave}", call.wave, start, start, nbytes(inline), "inputs from the master"),
                 Span(device, f"send:{call.wave}", call.wave, end, end, nbytes(replies), "replies to the master"),
             ]
-        self._tracer.add(client, *spans)
+        self.tracer.add(client, *spans)
         return outputs, done
 
 

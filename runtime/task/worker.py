@@ -241,7 +241,6 @@ class Worker:
             generation,
             tuple(sorted((writes or {}).items())),
             traced,
-            session != NOBODY or handle != 0,
             foreign,
         )
         if session in self._ended:
@@ -261,17 +260,13 @@ class Worker:
             self.program_watch.begin()
         registered = RegisteredCall(call, prepared, registration, len(described))
         if traced:
-            registered.prepared = TracedStage(prepared, call, self.tracer, registration.over_wire)
+            registered.prepared = TracedStage(prepared, call, self.tracer)
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
         added = self.registry.add(registered, session, handle)
         # The session may have ended during the compilation; its other stages were released then.
         if session in self._ended:
             self.registry.release(session)
         return added
-
-    def registered(self, handle: int) -> RegisteredCall:
-        """Returns the call of a handle. Raises NotFoundError for an unknown handle, AbortedError for a dropped call."""
-        return self.registry.get(handle)
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -300,7 +295,7 @@ class Worker:
         if self._gone is not None:
             self._refuse(self._gone)
         call = registered.call
-        if not (registered.registration.foreign or registered.registration.over_wire):
+        if not registered.registration.foreign:
             self.ledger.own.add(session)
         if call.holds:
             self.ledger.check(session)
@@ -426,7 +421,7 @@ class Worker:
         """Returns the layout of a call's payload; None for a payload that describes itself."""
         if handle in _FIXED:
             return _FIXED[handle]
-        return self.registered(handle).input_layout
+        return self.registry.get(handle).input_layout
 
     def permit(self, handle: int, client: int) -> None:
         """Raises PermissionDeniedError if a handle is a stage that only other sessions have registered."""
@@ -443,7 +438,7 @@ class Worker:
             return self._byte_range(handle, client, inputs)
         if handle == BACKUP:
             return Reply(self.about_backup(inputs), dynamic=True)
-        registered = self.registered(handle)
+        registered = self.registry.get(handle)
         began = self.counters.begin()
         failed = True
         try:

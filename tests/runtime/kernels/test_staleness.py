@@ -140,8 +140,13 @@ def test_a_fast_worker_is_held_at_the_bound() -> None:
 
 
 def test_what_must_be_given_is_asked_for() -> None:
-    with pytest.raises(ValueError, match="max_staleness=-1"):
-        harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), -1)
+    with rt.Graph().as_default():
+        w = rt.Variable(np.ones(2, np.float32), name="w")
+        with pytest.raises(ValueError, match="max_staleness=-1"):
+            step = harness.get_or_create_global_step()
+            harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), -1).minimize(
+                rt.call(lambda v: v.sum(), w), step
+            )
     with rt.Graph().as_default():
         w = rt.Variable(np.ones(2, np.float32), name="w")
         with pytest.raises(ValueError, match="a global step is needed"):

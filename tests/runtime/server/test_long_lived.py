@@ -117,7 +117,7 @@ def test_a_session_that_comes_back_too_late_is_told_to_open_a_new_one() -> None:
 
 def test_a_handle_that_was_never_given_is_not_found() -> None:
     with pytest.raises(rt.NotFoundError, match="no stage is registered under handle 7"):
-        Worker("ps", 0, lambda *_: None).registered(7)
+        Worker("ps", 0, lambda *_: None).registry.get(7)
 
 
 def test_sessions_that_never_say_goodbye_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def serving(**limits: Any) -> Iterator[Server]:
 
 
 def running(server: Server, pool: str) -> int:
-    return server._pools.running(pool)
+    return server.pools.running(pool)
 
 
 def connection(server: Server) -> Any:

@@ -137,7 +137,7 @@ def test_revived_stages_are_counted_before_they_are_released(monkeypatch: pytest
 
     task.registry.inherit({1: calls[0], 2: calls[1]}, {SESSION: [1, 2]}, revive)
     for handle in (1, 2):
-        task.registered(handle)
+        task.registry.get(handle)
     ledger = task.ledger
     assert ledger.of(NOBODY) > 0
     monkeypatch.setattr(task.registry, "_limit", 0)
@@ -150,4 +150,4 @@ def test_elements_that_ended_sessions_have_left_drop_no_spare_stage() -> None:
     made = task.register(sent(doubled()), session=SESSION, foreign=True)
     task.ledger.reserve(NOBODY, 2 * task.limits.client_bytes, checked=False)
     task.gone(SESSION)
-    assert made is not None and task.registered(made.handle) is made
+    assert made is not None and task.registry.get(made.handle) is made
