@@ -40,9 +40,6 @@ PADDING: Final = tuple(bytes(n) for n in range(ALIGNMENT))
 
 _MAGIC: Final = b"BWD1"
 _HEAD: Final = struct.Struct("<4sI")
-_U64: Final = struct.Struct("<Q")
-_MAX_RANK: Final = 64
-_MAX_BYTES: Final = 1 << 62
 
 
 class Layout:
@@ -216,8 +213,11 @@ def decode_dynamic(buffer: Buffer) -> list[Array]:
         entries = []
         position = _HEAD.size
         for _ in range(count):  # a hostile count ends at the end of the bytes, in struct.error
-            name, shape, nbytes, position = _read_entry(view, position)
+            name_end = position + 1 + view[position]
+            name = bytes(view[position + 1 : name_end]).decode("ascii", "replace")
+            *shape, nbytes = struct.unpack_from(f"<{view[name_end] + 1}Q", view, name_end + 1)
             entries.append((name, shape, nbytes))
+            position = name_end + 1 + 8 * (len(shape) + 1)
     except (struct.error, IndexError) as error:
         raise DataLossError("the table of a dynamic payload is cut short") from error
     arrays = []
@@ -226,55 +226,38 @@ def decode_dynamic(buffer: Buffer) -> list[Array]:
         position = start + nbytes
         if position > total:
             raise DataLossError(f"array {index} of a dynamic payload needs {nbytes} bytes at {start} of {total}")
-        arrays.append(_read_array(view, index, name, shape, start, nbytes))
+        try:
+            arrays.append(_read_array(view, name, shape, start, nbytes))
+        except (ValueError, OverflowError) as error:
+            raise DataLossError(f"array {index} of a dynamic payload, {name}{shape}: {error}") from error
     if position != total:
         raise DataLossError(f"a dynamic payload has {total} bytes, its table describes {position}")
     return arrays
 
 
-def _read_entry(view: memoryview, position: int) -> tuple[str, tuple[int, ...], int, int]:
-    name_end = position + 1 + view[position]
-    name = bytes(view[position + 1 : name_end]).decode("ascii", "replace")
-    rank = view[name_end]
-    if rank > _MAX_RANK:
-        raise DataLossError(f"a dynamic payload has an array of {rank} dimensions, the limit is {_MAX_RANK}")
-    dims = struct.unpack_from(f"<{rank}Q", view, name_end + 1)
-    after = name_end + 1 + 8 * rank
-    (nbytes,) = _U64.unpack_from(view, after)
-    return name, dims, nbytes, after + 8
-
-
-def _read_array(view: memoryview, index: int, name: str, shape: tuple[int, ...], start: int, nbytes: int) -> Array:
+def _read_array(view: memoryview, name: str, shape: list[int], start: int, nbytes: int) -> Array:
+    # Raises ValueError or OverflowError where the array cannot be.
     size = math.prod(shape)
-    # A zero dimension makes the product of any others small, and numpy still multiplies those.
-    if math.prod(n for n in shape if n) > _MAX_BYTES:
-        raise DataLossError(f"array {index} of a dynamic payload has an impossible shape")
     if name == dtype_name(STRING):
-        return _read_strings(view, index, shape, size, start, nbytes)
+        return _read_strings(view, shape, size, start, nbytes)
     dtype = NUMERIC_DTYPES.get(name)
     if dtype is None:
-        raise DataLossError(f"array {index} of a dynamic payload has the unknown dtype {name!r}")
+        raise ValueError("unknown dtype")
     if size * dtype.itemsize != nbytes:
-        raise DataLossError(f"array {index} of a dynamic payload is {name}{list(shape)} in {nbytes} bytes")
-    try:
-        array: Array = np.ndarray(shape, dtype, view, start)
-    except ValueError as error:
-        raise DataLossError(f"array {index} of a dynamic payload has an impossible shape") from error
+        raise ValueError(f"{nbytes} bytes")
+    array: Array = np.ndarray(shape, dtype, view, start)
     if dtype.kind == "b" and size and int(array.view(np.uint8).max() if array.ndim else view[start]) > 1:
-        raise DataLossError(f"array {index} of a dynamic payload has booleans that are neither 0 nor 1")
+        raise ValueError("booleans that are neither 0 nor 1")
     return array
 
 
-def _read_strings(view: memoryview, index: int, shape: tuple[int, ...], size: int, start: int, nbytes: int) -> Array:
+def _read_strings(view: memoryview, shape: list[int], size: int, start: int, nbytes: int) -> Array:
     if size * 8 > nbytes:
-        raise DataLossError(f"array {index} of a dynamic payload has {size} strings in {nbytes} bytes")
+        raise ValueError(f"{size} strings in {nbytes} bytes")
     lengths = np.frombuffer(view, np.dtype("<u8"), size, start).tolist()
     if sum(lengths) != nbytes - 8 * size:
-        raise DataLossError(f"array {index} of a dynamic payload has strings of other lengths than its bytes")
-    try:
-        array: Array = np.empty(shape, STRING)
-    except ValueError as error:
-        raise DataLossError(f"array {index} of a dynamic payload has an impossible shape") from error
+        raise ValueError("strings of other lengths than its bytes")
+    array: Array = np.empty(shape, STRING)
     position = start + 8 * size
     flat = array.reshape(-1)
     for element, length in enumerate(lengths):

@@ -175,54 +175,39 @@ def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter
         OSError: the connection broke.
     """
     views = [view for view in map(byte_view, segments) if view]
-    first = 0
-    while skip and skip >= len(views[first]):
-        skip -= len(views[first])
-        first += 1
-    if skip:
-        views[first] = views[first][skip:]
-    if isinstance(sock, ssl.SSLSocket):
-        _send_tls(sock, views[first:], waiter)
-        return
-    while first < len(views):
-        try:
-            count = sock.sendmsg(views[first : first + MAX_IOV])
-        except (BlockingIOError, TimeoutError):
-            waiter.stalled()
-            continue
-        waiter.progress += count
+    secure = isinstance(sock, ssl.SSLSocket)
+    if secure:
+        views = _joined(views)
+    first, count = 0, skip
+    while True:
         while first < len(views) and count >= len(views[first]):
             count -= len(views[first])
             first += 1
+        if first == len(views):
+            return
         if count:
             views[first] = views[first][count:]
-
-
-def _send_tls(sock: ssl.SSLSocket, views: Sequence[memoryview], waiter: Waiter) -> None:
-    # Every send is a record of its own: join small pieces, and never copy large ones.
-    joined = bytearray()
-    for view in views:
-        if len(joined) + len(view) <= _TLS_JOIN_BYTES:
-            joined += view
-            continue
-        _send_all(sock, memoryview(bytes(joined)), waiter)
-        joined.clear()
-        if len(view) <= _TLS_JOIN_BYTES:
-            joined += view
-        else:
-            _send_all(sock, view, waiter)
-    _send_all(sock, memoryview(bytes(joined)), waiter)
-
-
-def _send_all(sock: ssl.SSLSocket, view: memoryview, waiter: Waiter) -> None:
-    while view:
         try:
-            count = sock.send(view)
+            count = sock.send(views[first]) if secure else sock.sendmsg(views[first : first + MAX_IOV])
         except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError):
             waiter.stalled()  # sending the same view again is what OpenSSL asks for
-            continue
+            count = 0
         waiter.progress += count
-        view = view[count:]
+
+
+def _joined(views: Sequence[memoryview]) -> list[memoryview]:
+    # Every send by TLS is a record of its own: small pieces are joined, and large ones never copied.
+    found: list[memoryview] = []
+    small = bytearray()
+    for view in views:
+        if len(small) + len(view) > _TLS_JOIN_BYTES:
+            found.append(memoryview(bytes(small)))
+            small.clear()
+        if len(view) > _TLS_JOIN_BYTES:
+            found.append(view)
+        else:
+            small += view
+    return [*found, memoryview(bytes(small))]
 
 
 def byte_view(segment: Buffer) -> memoryview:
