@@ -403,45 +403,24 @@ def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
     return method
 
 
-class VersionCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses the calls of clients that speak another wire version, before anything of them is read.
-
-    Calls of the health service pass.
-
-    Args:
-        task: whose server it is.
-    """
-
-    def __init__(self, task: str) -> None:
-        self._task = task
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """The handler of a call, or one that refuses it."""
-        problem = versions.why_not_understood(_texts(handler_call_details.invocation_metadata).get(_WIRE, ""))
-        if not problem or handler_call_details.method.startswith(_OPEN_TO_ALL):
-            return continuation(handler_call_details)
-        error = UnimplementedError(problem, task=self._task)
-        return grpc.stream_unary_rpc_method_handler(for_strangers(lambda requests, context: abort(context, error)))
-
-
-class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses the calls of clients that do not show that they have the token, before anything of them is read.
+class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses the calls of clients of another wire version, and of those without the token, before they are read.
 
     Calls of the health service pass: they say whether the task serves, and nothing else.
 
     Args:
         task: whose server it is.
-        key: the token.
+        key: the token that clients must have; None lets everybody in.
         refusals: tells of those who are refused.
 
     Attributes:
         addresses: ``host:port`` of the control plane, by each name that clients may dial; set before the server starts.
     """
 
-    def __init__(self, task: str, key: bytes, refusals: Refusals) -> None:
+    def __init__(self, task: str, key: bytes | None, refusals: Refusals) -> None:
         self.addresses: Sequence[str] = ()
         self._task = task
-        self._keys = (key, observer_key(key))
+        self._keys = [] if key is None else [key, observer_key(key)]
         self._refusals = refusals
         self._nonce = secrets.token_hex(16)
 
@@ -453,18 +432,24 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def is_observer(self, handler_call_details: Any) -> bool:
         """Returns True if a call comes from a client that has the observer's token."""
-        return self._proves(_shown(handler_call_details), self._keys[1])
+        shown = _shown(_texts(handler_call_details.invocation_metadata))
+        return any(self._proves(shown, key) for key in self._keys[1:])
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """The handler of a call, or one that refuses it."""
-        shown = _shown(handler_call_details)
-        if handler_call_details.method.startswith(_OPEN_TO_ALL):
+        told = _texts(handler_call_details.invocation_metadata)
+        shown, problem = _shown(told), versions.why_not_understood(told.get(_WIRE, ""))
+        # What a client with a token may order is looked at next.
+        is_known = not self._keys or any(self._proves(shown, key) for key in self._keys)
+        if handler_call_details.method.startswith(_OPEN_TO_ALL) or (is_known and not problem):
             return continuation(handler_call_details)
-        if any(self._proves(shown, key) for key in self._keys):
-            return continuation(handler_call_details)  # what it may order is looked at next
-        return grpc.stream_unary_rpc_method_handler(
-            for_strangers(lambda requests, context: self._refuse(shown, context))
-        )
+
+        def refuse(requests: Any, context: grpc.ServicerContext) -> None:
+            if problem:
+                abort(context, UnimplementedError(problem, task=self._task))
+            self._refuse(shown, context)
+
+        return grpc.stream_unary_rpc_method_handler(for_strangers(refuse))
 
     def _proves(self, shown: str, key: bytes) -> bool:
         nonce, theirs, about, proof = _parts(shown)
@@ -493,9 +478,9 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
 
 
-def _shown(handler_call_details: Any) -> str:
+def _shown(told: Mapping[str, str]) -> str:
     """The proof that comes with a call."""
-    return _texts(handler_call_details.invocation_metadata).get(_PROOF, "")[:_LONGEST_PROOF]
+    return told.get(_PROOF, "")[:_LONGEST_PROOF]
 
 
 def _parts(shown: str) -> tuple[str, str, str, str]:

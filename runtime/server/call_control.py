@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, ResourceExhaustedError
 from runtime.observe.audit import AuditLog
 from runtime.rpc import rpc
-from runtime.rpc.rpc import TokenCheck
+from runtime.rpc.rpc import ClientCheck
 from runtime.server.calls import METHODS, Method
 from runtime.server.pools import CallPools
 from runtime.trust import roles
@@ -40,7 +40,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         task: whose calls they are.
         own: what the task's own certificate says that it is; ANYBODY without one.
         certificates: whether clients show certificates.
-        tokens: what asks for tokens, if anything does.
+        clients: what knows observers by their token.
         pools: of the task.
         audit: its log.
         refusals: tells of calls that are refused.
@@ -49,7 +49,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
     task: str
     own: Identity
     certificates: bool
-    tokens: TokenCheck | None
+    clients: ClientCheck
     pools: CallPools
     audit: AuditLog
     refusals: Refusals
@@ -65,7 +65,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return None
         call, parse = handler.unary_unary, handler.request_deserializer
         method = METHODS.get(handler_call_details.method)
-        observer = self.tokens is not None and self.tokens.is_observer(handler_call_details)
+        observer = self.clients.is_observer(handler_call_details)
 
         def read(data: bytes) -> Any:
             most = None if method is None else method.most_bytes

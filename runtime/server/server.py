@@ -198,13 +198,12 @@ class Server:
         self.worker.program_watch.audit = self._audit
         self.worker.check_is_one_of = self._check_is_one_of
         refusals = self._refusals = Refusals(str(self.task), self._audit)
-        check = None if self._key is None else rpc.TokenCheck(str(self.task), self._key, refusals)
+        check = rpc.ClientCheck(str(self.task), self._key, refusals)
         self.pools = CallPools(limits)
         self._grpc = grpc.server(
             CallThreads("grpc"),
             interceptors=[
-                rpc.VersionCheck(str(self.task)),
-                *([] if check is None else [check]),
+                check,
                 CallControl(
                     str(self.task), self._own, self.certificates is not None, check, self.pools, self._audit, refusals
                 ),
@@ -214,8 +213,7 @@ class Server:
         self._grpc_started = False
         wait_for_port(self.listens_on, port, self.task, spec, self.security)
         bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
-        if check is not None:
-            check.addresses = [join_address(name, bound) for name in (host, *self.listens_on)]
+        check.addresses = [join_address(name, bound) for name in (host, *self.listens_on)]
         self._tokens = [] if self._key is None or not local else leave_token(self._key, self.listens_on, bound)
         self.address = join_address(host, bound)
         self.cluster = _with_address(spec, self.task, self.address) if bound != port else spec
@@ -422,7 +420,7 @@ class Server:
     def check_session(self, session: int) -> None:
         """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""
         if self.certificates is not None:
-            self._tensors.check_client(session, rpc.caller())
+            self._tensors.lanes.check_client(session, rpc.caller())
 
     def check_open(self) -> None:
         """Raises UnavailableError while this task has started but does not know yet whether it goes on as itself."""
@@ -430,7 +428,7 @@ class Server:
             raise UnavailableError("it is starting", task=self.worker.task)
 
     def _is_connected(self, session: int) -> bool:
-        return tasks.is_local_session(session) or self._tensors.connected(session)
+        return tasks.is_local_session(session) or self._tensors.lanes.connected(session)
 
     def _silent_secs(self, session: int) -> float | None:
         """Returns the seconds without a sign of life of a session; None if it was never here, or long ago."""

@@ -94,7 +94,6 @@ class Lane:
         self._deadline: float | None = None
         self._waits = self._sending = False
         self._given_up: OpError | None = None
-        self._listen_until = 0.0
         self._fault: Exception | None = None
         self._breaks = 0
         self._had_goodbye = False
@@ -334,33 +333,27 @@ class Lane:
     def stalled(self) -> None:
         """Looks at the deadline after a tick without a byte, and logs every 10 s for whom the call waits."""
         now = time.monotonic()
-        if self._given_up is not None:
-            if now >= self._listen_until:
-                raise self._given_up
-            return
-        if self._cancelled.is_set():
+        if self._given_up is None and self._cancelled.is_set():
             self._give_up(CancelledError("the call was cancelled", task=self.task))
             return
         waited = self._log_wait(now, now - self._tick_secs, f"answer call {self._pending_handle}")
-        if self._deadline is not None:
-            remaining = self._deadline - now
-            if remaining <= 0:
-                self._give_up(
-                    DeadlineExceededError(
-                        f"at {self._endpoint}: did not answer call {self._pending_handle} before its deadline "
-                        f"(waited {waited:.1f} s)",
-                        task=self.task,
-                    )
-                )
-                return
+        if self._deadline is None:
+            return
+        remaining = self._deadline - now
+        if remaining > 0:
             self._set_tick(min(remaining, sockets.TICK_SECS))
+        elif self._given_up is not None:
+            raise self._given_up
+        else:
+            text = f"did not answer call {self._pending_handle} before its deadline (waited {waited:.1f} s)"
+            self._give_up(DeadlineExceededError(f"at {self._endpoint}: {text}", task=self.task))
 
     def _give_up(self, error: OpError) -> None:
         # A call that may wait listens for the last word of the task, then ends with `error`; another ends now.
         if not self._waits or self._sending:
             raise error
         self._given_up = error
-        self._listen_until = time.monotonic() + timeouts.LAST_WORD_SECS
+        self._deadline = time.monotonic() + timeouts.LAST_WORD_SECS
         self._set_tick(_LISTEN_SECS)
         with self._sock_lock:
             if self._sock is not None:

@@ -69,6 +69,9 @@ class TensorServer:
     One more thread accepts connections, notices clients that hang up during a call, and forgets old lanes. It also
     waits for the first byte of each connection, and hears who its client is, so that a stranger costs a descriptor and
     no thread, unless it speaks TLS; where there are too many it ends those that are silent, and not those that work.
+
+    Attributes:
+        lanes: the memories of the lanes, which know the clients.
     """
 
     def __init__(
@@ -106,13 +109,14 @@ class TensorServer:
             gone_secs: how long a client without a connection is expected back; then the handler's `gone` is told.
         """
         self._limits = limits = limits or Limits()
+        self.lanes = LaneTable[Reply](limits)
         self._context = ServerContext(
             handler=handler,
             task=task,
             key=key,
             incarnation=incarnation,
             limits=limits,
-            lanes=LaneTable[Reply](limits),
+            lanes=self.lanes,
             refusals=refusals or Refusals(task),
             own=own,
             tls=tls,
@@ -149,7 +153,7 @@ class TensorServer:
         """
         self._context.incarnation = incarnation
         now = time.monotonic()
-        self._context.lanes.inherit(kept, now, now + self._lane_memory_secs)
+        self.lanes.inherit(kept, now, now + self._lane_memory_secs)
 
     @property
     def port(self) -> int:
@@ -167,7 +171,7 @@ class TensorServer:
         with self._lock:
             there = list(self._connections.values())
             calls, bytes_in, bytes_out = map(sum, zip(self._past, *map(_figures, there), strict=True))
-            return ServerCounters(len(there), self._accepted, len(self._context.lanes), calls, bytes_in, bytes_out)
+            return ServerCounters(len(there), self._accepted, len(self.lanes), calls, bytes_in, bytes_out)
 
     def endpoint(self, host: str) -> Endpoint:
         """What clients need to find this server.
@@ -205,21 +209,13 @@ class TensorServer:
 
         Time in which this process did not run itself (it was frozen, or starved) does not count: it heard nobody.
         """
-        heard = self._context.lanes.heard_at(client)
+        heard = self.lanes.heard_at(client)
         if heard is None:
             return None
         now = time.monotonic()
         if now - self._turned_at > _ASLEEP_SECS:
             return 0.0
         return max(0.0, now - max(heard, self._awake_since))
-
-    def check_client(self, client: int, who: Identity) -> None:
-        """Raises PermissionDeniedError when a client's id is known here as that of another than ``who``."""
-        self._context.lanes.check_client(client, who)
-
-    def connected(self, client: int) -> bool:
-        """Whether a client has a connection at this moment."""
-        return self._context.lanes.connected(client)
 
     def stop(self, grace: float = 0.0, *, leaving: bool = False) -> None:
         """Closes everything and joins all threads. Does nothing the second time.
@@ -478,9 +474,9 @@ class TensorServer:
                 self._tell(connection, "frame_rate", "a call that comes too slowly is given up")
                 connection.interrupt()
             connection.note_work(now)
-        for client in self._context.lanes.give_up(now - self._gone_secs):
+        for client in self.lanes.give_up(now - self._gone_secs):
             notify(self._context.handler.gone, client, False)
-        self._context.lanes.expire(now - self._lane_memory_secs)
+        self.lanes.expire(now - self._lane_memory_secs)
 
 
 def _figures(connection: Connection) -> tuple[int, int, int]:
