@@ -53,47 +53,23 @@ _JOBS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By the role of a certificate that names no task, the jobs of the tasks that its holder may serve as."""
 
+_ORDERS: Final = {
+    _ALL: "status metrics run.inspect unknown",
+    _TASKS: "introduce tensors fetch",
+    _TRAIN: """
+        register unregister trace session step run.join run.rest run.done run.stop run.wait_stop
+        run.wait_loaded run.wait_done checkpoint.states checkpoint.changed stage
+    """,
+    _LEAD: """
+        quorum run.claim run.load run.open run.finish checkpoint.pause checkpoint.let_through
+        checkpoint.take checkpoint.write checkpoint.progress checkpoint.verify checkpoint.read
+        checkpoint.receive checkpoint.commit checkpoint.drop checkpoint.bytes
+    """,
+    _PS: "backup",
+    _ADMIN: "clear",
+}
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
-    "status": _ALL,
-    "introduce": _TASKS,
-    "metrics": _ALL,
-    "register": _TRAIN,
-    "unregister": _TRAIN,
-    "trace": _TRAIN,
-    "session": _TRAIN,
-    "step": _TRAIN,
-    "quorum": _LEAD,
-    "clear": _ADMIN,
-    "run.inspect": _ALL,
-    "run.join": _TRAIN,
-    "run.rest": _TRAIN,
-    "run.done": _TRAIN,
-    "run.stop": _TRAIN,
-    "run.wait_stop": _TRAIN,
-    "run.wait_loaded": _TRAIN,
-    "run.wait_done": _TRAIN,
-    "run.claim": _LEAD,
-    "run.load": _LEAD,
-    "run.open": _LEAD,
-    "run.finish": _LEAD,
-    "checkpoint.states": _TRAIN,
-    "checkpoint.changed": _TRAIN,
-    "checkpoint.pause": _LEAD,
-    "checkpoint.let_through": _LEAD,
-    "checkpoint.take": _LEAD,
-    "checkpoint.write": _LEAD,
-    "checkpoint.progress": _LEAD,
-    "checkpoint.verify": _LEAD,
-    "checkpoint.read": _LEAD,
-    "checkpoint.receive": _LEAD,
-    "checkpoint.commit": _LEAD,
-    "checkpoint.drop": _LEAD,
-    "checkpoint.bytes": _LEAD,
-    "tensors": _TASKS,
-    "stage": _TRAIN,
-    "fetch": _TASKS,
-    "backup": _PS,
-    "unknown": _ALL,
+    order: allowed for allowed, orders in _ORDERS.items() for order in orders.split()
 }
 """By order, the roles that may give it. "unknown" is what this version does not know, and refuses by itself;
 "introduce" a status by which a task hears where its peers are; "tensors" a connection of the tensor channel; "stage"

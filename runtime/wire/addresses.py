@@ -76,17 +76,12 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
 
 def _resolve_into(key: tuple[str, int], answer: "Future[list[Address]]") -> None:
     try:
-        found = _resolve(*key, 0)
+        answer.set_result(_resolve(*key, 0))
     except Exception as error:
-        failure: Exception | None = error
-    else:
-        failure = None
-    with _lock:
-        del _pending[key]
-    if failure is None:
-        answer.set_result(found)
-    else:
-        answer.set_exception(failure)
+        answer.set_exception(error)
+    finally:
+        with _lock:
+            del _pending[key]
 
 
 def _resolve(host: str, port: int, flags: int) -> list[Address]:

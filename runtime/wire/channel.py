@@ -42,11 +42,9 @@ from runtime.wire.codec import (
     Segments,
     TensorBuffer,
     decode_dynamic,
-    encode_dynamic,
-    fixed_payload,
-    payload_nbytes,
+    encode_payload,
 )
-from runtime.wire.dial import ChannelOptions, Dialer
+from runtime.wire.dial import Dialer
 from runtime.wire.endpoint import Endpoint
 
 _MAX_BREAKS = 32
@@ -68,7 +66,7 @@ class Lane:
         connected_at: `time.monotonic()` of the newest connection.
     """
 
-    def __init__(self, dialer: Dialer, number: int, options: ChannelOptions) -> None:
+    def __init__(self, dialer: Dialer, number: int) -> None:
         """Makes a lane that is not connected; `Peer.acquire` gives connected ones."""
         self.task = dialer.task
         self.number = number
@@ -76,8 +74,8 @@ class Lane:
         self.progress = 0
         self.connected_at = 0.0
         self._dialer = dialer
-        self._options = options
-        self._max_payload = options.max_payload_bytes
+        self._options = dialer.options
+        self._max_payload = dialer.options.max_payload_bytes
         self._endpoint: Endpoint | None = None
         self._attempt = 0
         self._sock: socket.socket | None = None
@@ -159,19 +157,11 @@ class Lane:
             raise FailedPreconditionError("a call is under way on this lane; receive its reply first", task=self.task)
         if self._broken:
             raise FailedPreconditionError("this lane is broken; acquire another", task=self.task)
-        if dynamic:
-            segments: Segments = [b"", *encode_dynamic(buffers)]
-            length = payload_nbytes(segments)
-            flags = frames.DYNAMIC
-            if length > self._max_payload:
-                raise ResourceExhaustedError(
-                    f"{frames.too_long(length)}: the limit is {self._max_payload}", task=self.task
-                )
-        else:
-            segments, length = fixed_payload(buffers)
-            flags = 0
+        segments, length = encode_payload(buffers, dynamic)
+        if dynamic and length > self._max_payload:
+            raise ResourceExhaustedError(f"{frames.too_long(length)}: the limit is {self._max_payload}", task=self.task)
         self._seq = seq = self._seq + 1
-        segments[0] = frames.pack_header(frames.MAGIC, frames.CALL, flags, handle, seq, step, length)
+        segments[0] = frames.pack_header(frames.MAGIC, frames.CALL, frames.DYNAMIC * dynamic, handle, seq, step, length)
         self._pending = segments
         self._pending_bytes = length + frames.HEADER_BYTES
         self._pending_handle = handle

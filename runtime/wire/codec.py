@@ -110,8 +110,12 @@ class TensorBuffer:
         self.arrays = layout.views(data)
 
 
-def fixed_payload(buffers: Sequence[Buffer]) -> tuple[Segments, int]:
-    """The pieces of a fixed payload, padded as `Layout` says, with room for the header in front.
+def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, int]:
+    """Returns the pieces of a payload with room for the header in front.
+
+    Args:
+        buffers: the tensors, which are padded as `Layout` says.
+        dynamic: True sends their description along.
 
     Returns:
         A list whose first element is an empty place for the frame header, and the number of bytes of the rest.
@@ -119,6 +123,9 @@ def fixed_payload(buffers: Sequence[Buffer]) -> tuple[Segments, int]:
     Raises:
         InvalidArgumentError: an array holds Python objects (strings); those need the dynamic form.
     """
+    if dynamic:
+        described = encode_dynamic(buffers)
+        return [b"", *described], payload_nbytes(described)
     segments: Segments = [b""]
     end = 0
     for buffer in buffers:

@@ -37,9 +37,7 @@ from runtime.wire.codec import (
     Layout,
     Segments,
     decode_dynamic,
-    encode_dynamic,
-    fixed_payload,
-    payload_nbytes,
+    encode_payload,
 )
 from runtime.wire.handles import ORDERS
 from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
@@ -599,17 +597,13 @@ class Connection:
 
     def _send_reply(self, seq: int, handle: int, reply: Reply) -> None:
         try:
-            if reply.dynamic:
-                segments: Segments = [b"", *encode_dynamic(reply.buffers)]
-                length = payload_nbytes(segments)
-                flags = frames.DYNAMIC
-            else:
-                segments, length = fixed_payload(reply.buffers)
-                flags = 0
+            segments, length = encode_payload(reply.buffers, reply.dynamic)
         except Exception as error:
             self._send_error(seq, self._notified(error, handle))
             return
-        segments[0] = frames.pack_header(frames.MAGIC, frames.REPLY, flags, handle, seq, 0, length)
+        segments[0] = frames.pack_header(
+            frames.MAGIC, frames.REPLY, frames.DYNAMIC * reply.dynamic, handle, seq, 0, length
+        )
         self._send(segments, length + frames.HEADER_BYTES)
 
     def _send_error(self, seq: int, error: OpError) -> None:

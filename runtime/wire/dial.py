@@ -62,6 +62,7 @@ class Dialer:
 
     Attributes:
         task: the peer, such as "/job:ps/task:0".
+        options: time limits and sizes.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Dialer:
         self._resolve = resolve
         self._client_id = client_id
         self._find_token = find_token
-        self._options = options
+        self.options = options
         self._certificates = certificates
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
@@ -180,7 +181,7 @@ class Dialer:
 
     def _connect(self, endpoint: Endpoint, deadline: float, adopt: Callable[[socket.socket], None]) -> socket.socket:
         via = http_proxy.proxy()
-        path = reachable_unix_path(endpoint) if self._options.prefer_unix and via is None else None
+        path = reachable_unix_path(endpoint) if self.options.prefer_unix and via is None else None
         if path is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             adopt(sock)

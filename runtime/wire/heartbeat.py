@@ -13,7 +13,7 @@ from absl import logging
 
 from runtime.errors import AbortedError, OpError, TaskLeftError
 from runtime.wire.channel import Lane
-from runtime.wire.dial import ChannelOptions, Dialer
+from runtime.wire.dial import Dialer
 
 _POLL_SECS: Final = 0.5
 
@@ -31,7 +31,6 @@ class Heartbeat:
         self,
         dialer: Dialer,
         numbers: Iterator[int],
-        options: ChannelOptions,
         *,
         lanes: Callable[[], list[Lane]],
         bind: Callable[[int], None],
@@ -42,7 +41,6 @@ class Heartbeat:
         Args:
             dialer: opens the connection.
             numbers: lane numbers that no other lane of the client has.
-            options: period and time limit.
             lanes: gives the lanes to cut when the peer is silent.
             bind: told the incarnation of every new connection; raises AbortedError if the peer has restarted.
             closed: set when it is time to end.
@@ -52,7 +50,7 @@ class Heartbeat:
         self.left = False
         self._dialer = dialer
         self._numbers = numbers
-        self._options = options
+        self._options = dialer.options
         self._lanes = lanes
         self._bind = bind
         self._closed = closed
@@ -105,7 +103,7 @@ class Heartbeat:
                 self._lane.cancel()
 
     def _make_lane(self) -> Lane:
-        return Lane(self._dialer, next(self._numbers), self._options)
+        return Lane(self._dialer, next(self._numbers))
 
     def _beat(self, deadline: float) -> None:
         with self._lock:

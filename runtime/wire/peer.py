@@ -64,7 +64,7 @@ class Peer:
         self._closed = threading.Event()
         self._heart_thread: threading.Thread | None = None
         self._heart = Heartbeat(
-            self._dialer, _lane_numbers, self.options, lanes=self._all_lanes, bind=self._bind, closed=self._closed
+            self._dialer, _lane_numbers, lanes=self._all_lanes, bind=self._bind, closed=self._closed
         )
 
     @property
@@ -159,7 +159,7 @@ class Peer:
             self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)
 
     def _open(self, deadline: float | None) -> Lane:
-        lane = Lane(self._dialer, next(_lane_numbers), self.options)
+        lane = Lane(self._dialer, next(_lane_numbers))
         with self._lock:
             if self._closed.is_set():
                 raise CancelledError("the connections were closed", task=self.task)

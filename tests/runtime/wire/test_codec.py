@@ -14,7 +14,7 @@ from runtime.wire.codec import (
     aligned_buffer,
     decode_dynamic,
     encode_dynamic,
-    fixed_payload,
+    encode_payload,
     payload_nbytes,
 )
 from runtime.wire.sockets import byte_view
@@ -53,7 +53,7 @@ def join(segments):
 @hypothesis.given(st.lists(numeric_arrays(), max_size=6))
 def test_fixed_payload_matches_layout(values):
     layout = Layout([TensorSpec.of(value) for value in values])
-    segments, length = fixed_payload(values)
+    segments, length = encode_payload(values, False)
     payload = join(segments)
     assert segments[0] == b"" and length == len(payload) == layout.nbytes
     buffer = aligned_buffer(length + 64)
@@ -131,7 +131,7 @@ def test_hostile_tables():
 def test_numeric_data_is_not_copied():
     array = np.arange(1000.0)
     assert any(segment is array for segment in encode_dynamic([array]))
-    assert any(segment is array for segment in fixed_payload([array])[0])
+    assert any(segment is array for segment in encode_payload([array], False)[0])
 
 
 def test_text_is_encoded_and_other_objects_are_refused():
@@ -150,7 +150,7 @@ def test_foreign_byte_order_is_converted():
 
 def test_object_addresses_never_leave():
     with pytest.raises(InvalidArgumentError, match="dynamic=True"):
-        fixed_payload([np.array([b"x"], object)])
+        encode_payload([np.array([b"x"], object)], False)
     with pytest.raises(InvalidArgumentError, match="string"):
         Layout([TensorSpec((1,), np.dtype(object))])
 
