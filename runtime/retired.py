@@ -54,8 +54,11 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "Server(programs=)": f"{_LISTS}; leave the argument out",
     "--model": "since 0.2 the example has one model, the mlp; leave the flag out",
     "--cluster_from": "since 0.2 the example finds its place as join_cluster does; leave the flag out",
-    "--clip_norm": "since 0.2 use Optimizer(before_push=optax.clip_by_global_norm(1.0)) in a program",
-    "--best_by": "since 0.2 the evaluator of the example keeps the checkpoint of the best accuracy; leave the flag out",
+    **dict.fromkeys(
+        "--clip_norm --best_by --decay --replicas_to_aggregate --sync_timeout_secs --lease_secs".split(),
+        "since 0.2 leave the flag out of the example; a program of your own has the argument of harness or optax",
+    ),
+    "DataShards(shuffle=)": "since 0.2 every epoch has an order of its own; leave the argument out",
     "--color": "since 0.2 a terminal has colours, unless NO_COLOR is set; leave the flag out",
     "--ps_backups_sync": "since 0.2 use --ps_backups_lag=0",
     **dict.fromkeys(

@@ -6,6 +6,7 @@ leases (``lease_table``) is a variable beside the global step, so the table is s
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -27,7 +28,7 @@ from harness.training.lifecycle import ELASTIC
 from harness.training.managed_session import is_chief
 from harness.training.monitored_session import MonitoredSession
 from harness.training.session_manager import LOST_CONTACT
-from runtime.lowlevel import Array, RunRecords, RunRecordView
+from runtime.lowlevel import Array, RunRecords, RunRecordView, explains_arguments
 
 LEASE_SECS = 10.0
 """Silence, in seconds, after which a worker loses its lease."""
@@ -37,7 +38,7 @@ _AT_ONCE = 32
 """Number of workers whose leases one update takes back."""
 _LEASES = np.iinfo(np.int32).max
 """Number that is above that of every lease."""
-_SAID = ("num_examples", "batch_size", "block_batches", "seed", "shuffle")
+_SAID = ("num_examples", "batch_size", "block_batches", "seed")
 """Names of the numbers that tell one data set from another, in the order of the table."""
 
 _RANGES = {
@@ -89,8 +90,7 @@ class DataShards:
             the very last batch too. So all batches have one size, and a run that continues with more epochs leaves
             no example out.
         epochs: Number of times that each example is dealt out. None, or as many as give 2^30 blocks, is without end.
-        shuffle: True for another order in every epoch, which takes 8 bytes of memory for each example.
-        seed: Seed of the orders.
+        seed: Seed of the orders, one for each epoch. An order takes 8 bytes of memory for each example.
         block_batches: Batches in a lease, 15 at most. An epoch should have ten blocks for each worker.
         slots: Blocks under way at once, from the oldest that is not done on: more than there are workers.
         lease_secs: Silence, in seconds, after which the lease of a worker goes to others.
@@ -101,13 +101,13 @@ class DataShards:
         InvalidArgumentError: A number is out of its range.
     """
 
+    @explains_arguments
     def __init__(
         self,
         num_examples: int,
         batch_size: int,
         *,
         epochs: float | None = 1.0,
-        shuffle: bool = True,
         seed: int = 0,
         block_batches: int = 10,
         slots: int = 1024,
@@ -125,10 +125,12 @@ class DataShards:
         self._block_batches = block_batches
         self._slots = slots
         self._examples = None if epochs is None else round(epochs * num_examples)
-        self._orders = _Orders(num_examples, seed if shuffle else None)
+        self._seed = seed
+        # A batch may lie in two epochs.
+        self._order = functools.lru_cache(maxsize=2)(self._make_order)
         if self.num_blocks > lease_table.MOST_BLOCKS:
             self._examples = None
-        self._likeness = num_examples, batch_size, block_batches, seed, int(shuffle)
+        self._likeness = num_examples, batch_size, block_batches, seed
         self._step = get_or_create_global_step() if global_step is None else global_step
         self._make_operations()
         self._step.graph.add_to_collection(rt.GraphKeys.QUEUE_RUNNERS, LeaseKeeper(self))
@@ -251,9 +253,17 @@ class DataShards:
     def batch(self, number: int) -> Batch:
         """Returns the batch with a number."""
         start = number * self.batch_size
-        examples = self._orders.examples(start, start + self.batch_size)
+        place, end = start, start + self.batch_size
+        parts = []
+        while place < end:
+            epoch, first = divmod(place, self.num_examples)
+            parts.append(self._order(epoch)[first : first + end - place])
+            place += len(parts[-1])
         marks = lease_table.mark(self._slots, number, self._block_batches)
-        return Batch(number, start / self.num_examples, examples, {self._marks: marks})
+        return Batch(number, start / self.num_examples, np.concatenate(parts), {self._marks: marks})
+
+    def _make_order(self, epoch: int) -> Array:
+        return np.random.default_rng((self._seed, epoch)).permutation(self.num_examples)
 
     def count(self, after: Sequence[rt.Operation]) -> rt.Operation:
         """Makes the update of the table that marks a batch as done.
@@ -507,36 +517,3 @@ def gone_owners(
         if task in done or now - since >= lease_secs:
             gone.append(owner)
     return gone
-
-
-class _Orders:
-    """The orders of the examples in each epoch. The last two are kept, as a batch may lie in two epochs."""
-
-    def __init__(self, num_examples: int, seed: int | None) -> None:
-        self._num_examples = num_examples
-        self._seed = seed
-        self._kept: dict[int, Array] = {}
-
-    def examples(self, start: int, end: int) -> Array:
-        """Returns the examples at some places of the sequence of all epochs, int64[end - start].
-
-        Args:
-            start: First place.
-            end: Place after the last one.
-        """
-        parts = []
-        while start < end:
-            epoch, place = divmod(start, self._num_examples)
-            count = min(end - start, self._num_examples - place)
-            parts.append(self._of(epoch, place, place + count))
-            start += count
-        return np.concatenate(parts)
-
-    def _of(self, epoch: int, start: int, end: int) -> Array:
-        if self._seed is None:
-            return np.arange(start, end)
-        if epoch not in self._kept:
-            if len(self._kept) > 1:
-                del self._kept[min(self._kept)]
-            self._kept[epoch] = np.random.default_rng((self._seed, epoch)).permutation(self._num_examples)
-        return self._kept[epoch][start:end]

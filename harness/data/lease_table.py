@@ -22,7 +22,7 @@ FREE, WAIT, END = -1, -1, -2
 BLOCK = 15
 """Batches in a block at most: the bits of a slot are marks below 2^16, and the lap of the block above."""
 MOST_BLOCKS = 2**30
-LIKENESS = 5
+LIKENESS = 4
 """Count of the numbers that tell one data set from another."""
 _OWNER, _LEASE, _MARKS, _HEAD = range(4)
 _LAPS = 2**14

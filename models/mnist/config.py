@@ -112,9 +112,6 @@ class Config:
     learning_rate: float | None = _number(
         None, "Learning rate. Default: 0.5 sgd, 0.05 momentum, 0.1 adagrad, 0.005 adam."
     )
-    decay: str | None = _choice(
-        None, ["none", "linear"], "Learning rate over the run. Default: linear to 0 for adam, else none."
-    )
     prefetch: int = _count(
         0, "1 overlaps push and pull with computing: faster, gradients are one step older.", low=0, high=1
     )
@@ -161,24 +158,10 @@ class Config:
         "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=async: each worker for "
         "itself.",
     )
-    replicas_to_aggregate: int | None = _count(
-        None,
-        "With --sync: gradients averaged in one step. Default: one of each worker. Fewer: the slowest are not waited "
-        "for.",
-        low=1,
-    )
-    sync_timeout_secs: float | None = _number(
-        None,
-        "With --sync: seconds after which a step goes on without workers that are missing. Default: it waits for them.",
-        low=0.0,
-    )
     elastic: bool = _switch(
         False,
         "Workers join and leave while training runs: the data is dealt out to those who are there, and a step of "
         "--sync takes their gradients. The same on every task.",
-    )
-    lease_secs: float = _number(
-        10.0, "With --elastic: seconds of silence after which a worker's share of the data goes to others.", low=0.1
     )
     max_staleness: int | None = _count(
         None, "Without --sync: steps that a worker may be ahead of the slowest. Default: no bound.", low=0
@@ -236,9 +219,7 @@ class Config:
     def batches_per_step(self) -> int:
         """Number of batches, each of one worker, that one global step consumes."""
         # With workers that come and go, the number at the start stands for the run.
-        if self.sync == PS:
-            return self.replicas_to_aggregate or self.workers
-        return 1
+        return self.workers if self.sync == PS else 1
 
     def steps_per_epoch(self, examples: int) -> float:
         """Returns the number of global steps in one pass over ``examples`` training examples."""
@@ -263,8 +244,7 @@ class Config:
 
     def _conflicts(self) -> Iterator[tuple[object, str]]:
         """Yields pairs (is wrong, message) for flags that do not fit together."""
-        bounded, elastic, evaluates = self.max_staleness is not None, self.elastic, self.me.job == "evaluator"
-        asked = self.replicas_to_aggregate is not None or self.sync_timeout_secs is not None
+        bounded, evaluates = self.max_staleness is not None, self.me.job == "evaluator"
         ps, chiefs = (len(self.me.cluster.as_dict().get(job, ())) for job in ("ps", "chief"))
         yield (
             self.insecure and self.security,
@@ -279,12 +259,7 @@ class Config:
             self.ps_backups and (self.sync == PS or bounded),
             "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and --max_staleness",
         )
-        yield elastic and self.prefetch, "--elastic counts a batch with its own step: leave --prefetch out"
-        yield (
-            elastic and self.sync == PS and self.decay == "linear" and self.train_steps is None,
-            "--decay=linear needs the number of steps, which nobody knows with --elastic --sync: give --train_steps",
-        )
-        yield self.sync != PS and asked, "--replicas_to_aggregate and --sync_timeout_secs belong to --sync=ps"
+        yield self.elastic and self.prefetch, "--elastic counts a batch with its own step: leave --prefetch out"
         yield chiefs > 1, f"--chief_hosts names {chiefs} tasks: a run has one chief"
         yield evaluates and not self.logdir, "--logdir is empty: an evaluator follows the checkpoints of one"
         yield (

@@ -173,8 +173,6 @@ def train(config: Config, me: harness.Member) -> None:
             accuracy = tests.test(step)
     progress.close()
     if accuracy is not None:
-        if config.logdir:
-            tell_newest(config.logdir)
         print(f"Test-Accuracy: {accuracy:.4f}", flush=True)
 
 
@@ -266,7 +264,6 @@ def deal(config: Config, examples: int) -> harness.DataShards:
         config.batch_size * config.accumulate,
         epochs=config.epochs if config.trains_all_data else None,
         seed=config.seed,
-        lease_secs=config.lease_secs,
     )
 
 
@@ -276,11 +273,10 @@ def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOpti
         workers = None if config.elastic else config.workers
         return harness.SyncReplicas(
             optimizer,
-            config.replicas_to_aggregate or workers,
+            workers,
             workers,
             worker=config.me.number,
             is_chief=config.me.is_chief,
-            sync_timeout_secs=config.sync_timeout_secs,
             elastic=config.elastic,
         )
     if config.max_staleness is not None:
@@ -291,11 +287,11 @@ def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOpti
 def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     """Returns the optax transformation of a run of ``steps`` global steps."""
     # With workers that come and go, the number of synchronous steps is not known before the end.
-    unknown = config.elastic and config.sync == PS and config.train_steps is None
-    decay = config.decay or ("linear" if config.optimizer == "adam" and not unknown else "none")
+    is_known = not (config.elastic and config.sync == PS) or config.train_steps is not None
     # Optax counts updates in int32 and stops at the largest count, so a longer schedule would never end.
     last = min(max(steps, 1), np.iinfo(np.int32).max)
-    schedule = optax.linear_schedule(config.rate, 0.0, last) if decay == "linear" else config.rate
+    falls = config.optimizer == "adam" and is_known
+    schedule = optax.linear_schedule(config.rate, 0.0, last) if falls else config.rate
     rules = {
         "sgd": optax.sgd,
         "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
@@ -409,17 +405,6 @@ def hyperparameters(config: Config) -> dict[str, bool | float | int | str]:
     """Returns the settings that distinguish runs in TensorBoard's table of runs."""
     names = ("hidden_units", "optimizer", "rate", "batch_size", "workers", "epochs", "seed")
     return {{"rate": "learning_rate"}.get(name, name): getattr(config, name) for name in names}
-
-
-def tell_newest(logdir: str) -> None:
-    """Logs the path of the newest checkpoint.
-
-    A directory that cannot be read at this moment only causes a warning: the run itself has succeeded.
-    """
-    try:
-        logging.info("the newest checkpoint is %s", harness.latest_checkpoint(logdir))
-    except rt.OpError as error:
-        logging.warning("which checkpoint is the newest is not known: %s", error)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(NONE_HERE), reason=NONE
 
 SCRIPT, HET_SCRIPT, WORKERS_SCRIPT = (f"configs/slurm{kind}.sbatch" for kind in ("", "_het", "_workers"))
 THREE_TASKS = ("--ntasks=3",)
-ENDLESS = ("--train_steps=1000000000", "--decay=none", "--log_every_steps=200", "--save_model_secs=2")
+ENDLESS = ("--train_steps=1000000000", "--log_every_steps=200", "--save_model_secs=2")
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ NONE_HERE = real_mnist.NONE_HERE or why_no_pods()
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(NONE_HERE), reason=NONE_HERE), pytest.mark.timeout(1800)]
 TRAINER = (
     *("python", "-m", "models.mnist.trainer", "--flagfile=configs/mnist_async.flags", "--flagfile=/runs/further.flags"),
-    *("--decay=none", "--epochs=0", "--save_model_secs=2", "--log_every_steps=200"),
+    *("--epochs=0", "--save_model_secs=2", "--log_every_steps=200"),
 )
 
 

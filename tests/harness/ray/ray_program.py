@@ -22,7 +22,7 @@ import runtime as rt
 from models.mnist import minimal
 
 WIDTH = 1000
-TRAINER = ("python", "-m", "models.mnist.trainer", "--train_steps=1000000000", "--decay=none", "--save_model_secs=1")
+TRAINER = ("python", "-m", "models.mnist.trainer", "--train_steps=1000000000", "--save_model_secs=1")
 
 
 def count(logdir: str, steps: int) -> tuple[str, int, int]:

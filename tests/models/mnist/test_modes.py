@@ -48,7 +48,6 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     optimizer = harness.Optimizer(optax.sgd(0.1))
     three = ("--worker_hosts=a:1,b:1,c:1", "--job_name=worker")
     for arguments, kind, batches in [
-        (["--sync", "--replicas_to_aggregate=2"], harness.SyncReplicas, 2),
         (["--sync"], harness.SyncReplicas, 3),
         (["--max_staleness=2"], harness.StaleSynchronous, 1),
         ([], harness.Optimizer, 1),
@@ -63,13 +62,11 @@ def test_each_mode_has_its_optimizer(parsed: Callable[..., Config]) -> None:
     ("arguments", "names"),
     [
         (["--sync", "--max_staleness=1"], "--max_staleness"),
-        (["--sync_timeout_secs=1"], "--sync_timeout_secs"),
         (["--ps_backups=1", "--ps_hosts=a:1", "--worker_hosts=b:1", "--job_name=worker"], "there are 1"),
         (["--worker_hosts=b:1,c:1", "--job_name=worker"], "--ps_hosts is empty"),
         (["--ps_hosts=b:1"], "--ps_hosts given without --job_name"),
         (["--ps_hosts=b:1", "--worker_hosts=c:1", "--job_name=worker", "--task_index=1"], "No task with index 1"),
         (["--elastic", "--prefetch=1"], "leave --prefetch out"),
-        (["--elastic", "--sync", "--decay=linear"], "give --train_steps"),
         (["--profile_steps=5:7", "--logdir="], "--profile_steps needs a --logdir"),
         (["--profile_steps=7"], "--profile_steps=7: give the first step and the end, as in 100:105"),
     ],

@@ -13,7 +13,6 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-import harness
 import runtime as rt
 from harness.exit_codes import DATA
 from models.mnist import config as config_flags
@@ -60,7 +59,6 @@ def test_defaults_and_ordinary_values_are_taken(parsed: Any) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
 def test_a_run_that_is_meant_to_be_stopped_by_hand_can_begin(parsed: Any, optimizer: str) -> None:
     parsed.optimizer = optimizer
-    parsed.decay = "linear"
     rule = trainer.update_rule(Config.from_flags(), round(1e9 * 600))
     weights = {"w": jnp.ones(2)}
     updates, _ = rule.update({"w": jnp.ones(2)}, rule.init(weights), weights)
@@ -181,19 +179,6 @@ def test_the_log_says_where_a_run_is_kept_and_how_it_goes_on(tmp_path: pathlib.P
     first = trained("--train_steps=30")
     assert f"checkpoints and TensorBoard events go to {tmp_path}\n" in first
     assert f"saved {tmp_path}/model.ckpt/30\n" in first
-    assert f"the newest checkpoint is {tmp_path}/model.ckpt/30\n" in first
     again = trained("--train_steps=30")
     assert "going on from global step 30: training ends at 30, so nothing is left" in again
     assert again.count("going on with the data at epoch 0.05") == 1
-
-
-@pytest.mark.cluster
-def test_a_log_directory_that_is_away_at_the_end_is_no_failure(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def away(directory: str) -> str:
-        raise rt.UnavailableError(f"cannot look into {directory}: Stale file handle")
-
-    monkeypatch.setattr(harness, "latest_checkpoint", away)
-    trainer.tell_newest("/runs/one")
-    assert "is not known: cannot look into /runs/one" in caplog.text
