@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
 
 import psutil
 from absl import logging
@@ -22,19 +21,9 @@ from runtime.trust.security import Security
 _POLL_SECS = 0.1
 
 
-@dataclass(frozen=True)
-class Holder:
-    """The task or process that has a port.
-
-    Attributes:
-        text: The task or process in words; empty if unknown.
-        is_namesake: True for a live task of the same cluster with the same job and index.
-        pid: The process id; 0 if unknown.
-    """
-
-    text: str = ""
-    is_namesake: bool = False
-    pid: int = 0
+Holder = tuple[str, int, bool]
+"""The task or process that has a port: in words, its process id, and True for a live namesake in the same cluster."""
+_UNKNOWN: Holder = ("", 0, False)
 
 
 def wait_for_port(
@@ -67,31 +56,25 @@ def wait_for_port(
     told = False
     while problem := next((found for host in hosts if (found := _problem(host, port)) is not None), None):
         taken = problem.errno == errno.EADDRINUSE
-        holder = _process(port) if taken else Holder()
-        if taken and not tensors:
-            holder = _task(holder, task, cluster, security)
-        if not taken or holder.pid == os.getpid() or time.monotonic() >= deadline:
-            _refuse(f"{kind} {port} of {', '.join(hosts)}", kind, task, problem, holder)
+        who, pid, is_namesake = _holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
+        by = f" by {who}" if who else ""
+        if not taken or pid == os.getpid() or time.monotonic() >= deadline:
+            where = f"{kind} {port} of {', '.join(hosts)}"
+            if is_namesake:
+                raise InvalidArgumentError(
+                    f"two tasks say that they are {task}: {who} lives and serves at {where}, where this one was to "
+                    "serve: give each an index (--task_index) of its own"
+                )
+            raise UnknownError(
+                f"cannot listen on {where}: {problem.strerror or problem}{by and ',' + by}; stop what holds it or give "
+                f"{task.job} task {task.index} another {kind.replace(' ', '_')}",
+                task=str(task),
+            )
         if not told:
             told = True
-            by = f" by {holder.text}" if holder.text else ""
             logging.warning("%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS)
         while time.monotonic() < deadline and any(_problem(host, port) for host in hosts):
             time.sleep(_POLL_SECS)
-
-
-def _refuse(port: str, kind: str, task: TaskId, problem: OSError, holder: Holder) -> NoReturn:
-    if holder.is_namesake:
-        raise InvalidArgumentError(
-            f"two tasks say that they are {task}: {holder.text} lives and serves at {port}, where this one was to "
-            "serve: give each an index (--task_index) of its own"
-        )
-    who = f", by {holder.text}" if holder.text else ""
-    raise UnknownError(
-        f"cannot listen on {port}: {problem.strerror or problem}{who}; stop what holds it or give {task.job} task "
-        f"{task.index} another {kind.replace(' ', '_')}",
-        task=str(task),
-    )
 
 
 def _problem(host: str, port: int) -> OSError | None:
@@ -107,24 +90,22 @@ def _problem(host: str, port: int) -> OSError | None:
     return None
 
 
-def _task(process: Holder, task: TaskId, cluster: ClusterSpec, security: Security | None) -> Holder:
-    """Returns the task that has the port of ``task``, if a task answers there; else the process."""
+def _holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | None, tensors: bool) -> Holder:
+    """Returns the task that has a port of this machine, if a task answers there; else the process, if known."""
+    who, pid = "", 0
+    with contextlib.suppress(psutil.Error, OSError):  # it has just ended; or the system tells administrators only
+        found = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
+        if found:
+            pid = max(found, key=lambda c: c.status == psutil.CONN_LISTEN).pid or 0
+            who = f"process {pid} ({psutil.Process(pid).name()})"
+    if tensors:
+        return who, pid, False
     try:
         told = probe(cluster.task_address(task.job, task.index), timeouts.ATTEMPT_SECS, security=security)
     except OpError:  # nobody of ours, or one that does not answer
-        return process
-    if process.pid not in (0, told.pid):  # the name leads to another machine
-        return process
+        return who, pid, False
+    if pid not in (0, told.pid):  # the name leads to another machine
+        return who, pid, False
     same = agree(told.cluster, cluster)
-    text = f"{told.task}{'' if same else ' of another cluster'} (process {told.pid} on {told.host})"
-    return Holder(text, same and told.task == str(task), told.pid)
-
-
-def _process(port: int) -> Holder:
-    """Returns the process that has a port of this machine, as far as this user may know."""
-    try:
-        found = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
-        pid = min(found, key=lambda c: c.status != psutil.CONN_LISTEN).pid if found else None
-        return Holder(f"process {pid} ({psutil.Process(pid).name()})", pid=pid) if pid else Holder()
-    except (psutil.Error, OSError):  # it has just ended; or the system tells administrators only
-        return Holder()
+    who = f"{told.task}{'' if same else ' of another cluster'} (process {told.pid} on {told.host})"
+    return who, told.pid, same and told.task == str(task)

@@ -393,7 +393,7 @@ class Server:
         Raises:
             PermissionDeniedError: it is another.
         """
-        address = next((a for known, a in self.cluster.tasks().items() if str(known) == task), None)
+        address = self._known.get(task)
         if address is None:
             raise PermissionDeniedError(f"the cluster has no {task}", task=str(self.task))
         roles.check_is_task(current_identity(), task, split_address(address)[0])

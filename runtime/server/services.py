@@ -265,25 +265,14 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
 
 def options_from_proto(message: pb.SessionOptions) -> SessionConfig:
-    """Returns session options from a message; zeros mean no limit."""
-    return SessionConfig(
-        device_filters=tuple(message.device_filters),
-        start_timeout_secs=message.start_timeout_secs or None,
-        operation_timeout_secs=message.operation_timeout_secs or None,
-        reconnect_secs=message.reconnect_secs or SessionConfig.reconnect_secs,
-        prefetch=message.prefetch,
-    )
+    """Returns session options from a message; zeros mean the default."""
+    given = {field.name: value for field, value in message.ListFields()}
+    return SessionConfig(**given | {"device_filters": tuple(message.device_filters)})
 
 
 def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
     """Returns session options as a message."""
-    return pb.SessionOptions(
-        device_filters=options.device_filters,
-        start_timeout_secs=options.start_timeout_secs or 0.0,
-        operation_timeout_secs=options.operation_timeout_secs or 0.0,
-        reconnect_secs=options.reconnect_secs,
-        prefetch=options.prefetch,
-    )
+    return pb.SessionOptions(**{name: getattr(options, name) for name in pb.SessionOptions.DESCRIPTOR.fields_by_name})
 
 
 def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:

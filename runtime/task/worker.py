@@ -397,7 +397,7 @@ class Worker:
             self.store.run.lost_contact()
         why = "its session was closed" if goodbye else "its client has been gone for too long"
         self.checkpoint_participant.gone(session, why)
-        self.cancel(session, "the session was closed" if goodbye else "the client has been gone for too long")
+        self.cancel(session, why)
         if goodbye and self.primary is not None:
             self.primary.forget(session)
         self.counters.forget(session)

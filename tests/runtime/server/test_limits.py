@@ -179,7 +179,7 @@ def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_
         sess.run(w.assign_add(x), {x: np.ones(3, np.float32)})
         handle = next(h for h in range(1, 100) if _takes(server, h) == 12)
         server.worker.registry.find(
-            server.worker.registered(handle).registration, 7
+            server.worker.registry.get(handle).registration, 7
         )  # it has registered the same stage
         with (
             socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock,
