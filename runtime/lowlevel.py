@@ -5,7 +5,7 @@
 process.
 """
 
-from runtime.checkpoint import storage
+from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.checkpoint.pacing import in_thread
@@ -70,6 +70,7 @@ __all__ = [
     "check_only_ours",
     "data_type_number",
     "dtype_name",
+    "durability",
     "explain_flags",
     "explain_name",
     "explains_arguments",
@@ -87,6 +88,7 @@ __all__ = [
     "storage",
     "needs_64_bit",
     "op_kinds",
+    "string_arrays",
     "without_derivative",
     "version",
 ]

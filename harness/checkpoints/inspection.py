@@ -29,7 +29,7 @@ from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, re
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
 from harness.command_line import Parser
 from harness.monitoring.rates import sizes, table
-from runtime.lowlevel import storage
+from runtime.lowlevel import durability, storage
 
 
 def steps_of(path: str, *, verify: bool = False) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _label_problems(path: str, manifest: Manifest | None) -> list[str]:
         # Checkpoints of other programs may have no such file.
         return [f"{layout.ORBAX_STEP_FILE}: No such file or directory"] if manifest else []
     except OSError as error:
-        storage.raise_if_barred(error, path)
+        durability.raise_if_barred(error, path)
         return [f"{layout.ORBAX_STEP_FILE}: {error.strerror}"]
     except (ValueError, RecursionError):
         whole = False

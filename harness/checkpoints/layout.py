@@ -20,13 +20,12 @@ from etils import epath
 
 from harness.checkpoints.manifest import FILE_NAME, Manifest, quick_problems, read_manifest
 from runtime import DataLossError, InvalidArgumentError, NotFoundError, PermissionDeniedError, UnavailableError
-from runtime.lowlevel import DiskAwayError, storage
+from runtime.lowlevel import DiskAwayError, durability, storage
 
 ORBAX_STEP_FILE = "_CHECKPOINT_METADATA"
 ORBAX_TREE_FILE = "_METADATA"
 TEMPORARY = ".orbax-checkpoint-tmp"
 DEFAULT_ITEM = "default"
-MERGED_STORE = "manifest.ocdbt"
 STORE_OF_TASK = "ocdbt.process_"
 """Prefix of the stores of the tasks, of which the store of a checkpoint is made."""
 REPLACED = "replaced"
@@ -96,7 +95,7 @@ def children(directory: str) -> list[epath.Path]:
     try:
         return [root / name for name in os.listdir(directory)]
     except OSError as error:
-        if error.errno in storage.NOTHING_THERE:
+        if error.errno in durability.NOTHING_THERE:
             return []
         raise _barred(error, directory) from None
 
@@ -108,14 +107,14 @@ def exists(path: epath.Path) -> bool:
     try:
         os.stat(path)
     except OSError as error:
-        if error.errno in storage.NOTHING_THERE:
+        if error.errno in durability.NOTHING_THERE:
             return False
         raise _barred(error, str(path)) from None
     return True
 
 
 def _barred(error: OSError, path: str) -> Exception:
-    return storage.barred(error, path) or DiskAwayError(f"{path} cannot be read: {error}")
+    return durability.barred(error, path) or DiskAwayError(f"{path} cannot be read: {error}")
 
 
 def is_checkpoint(path: epath.Path) -> bool:
@@ -203,7 +202,7 @@ def text_of(file: epath.Path) -> str:
     Raises:
         OSError, UnicodeDecodeError: The file cannot be read, is too large, or is not text.
     """
-    return storage.small_text(str(file)) if storage.is_local(str(file)) else file.read_text()
+    return durability.small_text(str(file)) if storage.is_local(str(file)) else file.read_text()
 
 
 def is_ours(path: str) -> bool:
@@ -216,7 +215,7 @@ def is_ours(path: str) -> bool:
         except UnicodeDecodeError:
             continue
         except OSError as error:
-            storage.raise_if_barred(error, str(file))
+            durability.raise_if_barred(error, str(file))
     return False
 
 
@@ -229,7 +228,7 @@ def read_record(directory: str) -> dict[str, Any]:
     try:
         record, _ = json.JSONDecoder().raw_decode(text_of(epath.Path(directory) / RUN_FILE))
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) and isinstance(away := storage.barred(error, directory), UnavailableError):
+        if isinstance(error, OSError) and isinstance(away := durability.barred(error, directory), UnavailableError):
             raise away from None
         return {}
     return record if isinstance(record, dict) else {}

@@ -13,9 +13,9 @@ from typing import Any
 from etils import epath
 
 from runtime import DataLossError, InvalidArgumentError
-from runtime.lowlevel import ArraySlice, CheckpointFile, canonical_dtype, storage
+from runtime.lowlevel import ArraySlice, CheckpointFile, canonical_dtype, durability, storage
 
-FILE_NAME = storage.MANIFEST_FILE
+FILE_NAME = "bellwether.json"
 """Name of the manifest in a step's directory, which plain Orbax ignores."""
 FORMAT = 1
 UNCHECKED = ("_CHECKPOINT_METADATA", "commit_success.txt", FILE_NAME)
@@ -120,7 +120,7 @@ class Manifest:
         }
         text = json.dumps(body, sort_keys=True)
         whole = json.dumps({"crc32": zlib.crc32(text.encode()), "manifest": body}, sort_keys=True, indent=1) + "\n"
-        if not storage.is_small(whole.encode()):
+        if not durability.is_small(whole.encode()):
             raise InvalidArgumentError(
                 f"the manifest of step {self.step} is too large to be read again ({len(whole)} bytes): keep the "
                 "states of harness.checkpointable smaller, and large ones in variables"
@@ -148,7 +148,7 @@ class Manifest:
                 raise DataLossError(f"{where} has format {body['format']}; this version reads up to {FORMAT}")
             files = [CheckpointFile(*f) for f in body["files"]]
             for file in files:
-                if not storage.is_inside(file.path):
+                if not durability.is_inside(file.path):
                     raise DataLossError(
                         f"{where} is damaged: its manifest names the file {file.path!r}, which does not lie in it"
                     )
@@ -206,11 +206,11 @@ def read_manifest(step_directory: str) -> Manifest | None:
     """
     try:
         path = str(epath.Path(step_directory) / FILE_NAME)
-        text = storage.small_text(path) if storage.is_local(path) else epath.Path(path).read_text()
+        text = durability.small_text(path) if storage.is_local(path) else epath.Path(path).read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        storage.raise_if_barred(error, step_directory)
+        durability.raise_if_barred(error, step_directory)
         raise DataLossError(f"{step_directory} is damaged: its manifest cannot be read ({error})") from error
     return Manifest.from_json(text, step_directory)
 
@@ -240,7 +240,7 @@ def wrong_files(step_directory: str, files: Sequence[CheckpointFile]) -> list[st
     """
 
     def look(path: str, file: CheckpointFile) -> str:
-        return "" if storage.is_as_saved(path, file.size, file.crc32) else "it does not match its checksum"
+        return "" if durability.is_as_saved(path, file.size, file.crc32) else "it does not match its checksum"
 
     return _problems(step_directory, files, look)
 
@@ -254,7 +254,7 @@ def _problems(
         try:
             problem = look(path, file)
         except OSError as error:
-            storage.raise_if_barred(error, path)
+            durability.raise_if_barred(error, path)
             problem = str(error.strerror)
         if problem:
             problems.append(f"{file.path}: {problem}")

@@ -27,7 +27,7 @@ from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import Manifest, StoredArray
 from harness.checkpoints.retention import Retention
 from runtime import AbortedError, DataLossError, InternalError, OpError
-from runtime.lowlevel import DiskFullError, one_line, storage
+from runtime.lowlevel import DiskFullError, durability, one_line, storage
 
 REMOVED = "removed"
 """Sub-directory into which a step is renamed before its files are deleted."""
@@ -214,10 +214,10 @@ class Directory:
             return
         leaving = [d for name in (REMOVED, REPLACED) if os.path.isdir(d := os.path.join(self.path, name))]
         for directory in leaving:
-            storage.sync(directory)
+            durability.sync(directory)
         if leaving:
             # Without this, a power cut may leave a step under its name with half its files.
-            storage.sync(self.path)
+            durability.sync(self.path)
         for directory in leaving:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -318,10 +318,10 @@ def _temporary_path_class(phases: Phases) -> Any:
                 await super().finalize(*args, **kwargs)
             finally:
                 self._final_path = final
-            storage.sync_tree(str(synced), files=True)
+            durability.sync_tree(str(synced), files=True)
             phases.confirm()
             os.rename(synced, final)
-            storage.sync(str(final.parent))
+            durability.sync(str(final.parent))
 
     return SyncedRename
 
@@ -344,7 +344,7 @@ def _named(error: Exception, path: str) -> Exception:
             return cause
         if isinstance(cause, OSError) and cause.errno in _FULL or "No space left" in str(cause):
             return DiskFullError(f"the disk of {path} is full: {cause}")
-        if isinstance(cause, OSError) and (other := storage.barred(cause, path)) is not None:
+        if isinstance(cause, OSError) and (other := durability.barred(cause, path)) is not None:
             return other
         cause = cause.__cause__ or cause.__context__
     return InternalError(f"Orbax could not save into {path}: {one_line(error)}")

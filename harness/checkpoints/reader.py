@@ -14,7 +14,7 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
 from runtime import DataLossError, NotFoundError
-from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, storage
+from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, durability, storage, string_arrays
 
 TIMES = 64
 BYTES = 64 << 20
@@ -32,11 +32,9 @@ class CheckpointReader:
 
     Attributes:
         path: directory of the checkpoint.
-        item: directory of the arrays, below ``path``.
         manifest: the manifest; None if another program wrote the checkpoint.
         arrays: arrays by name.
-        ocdbt: True if the arrays share one OCDBT store.
-        zarr3: True for the third version of zarr.
+        source: store of the arrays.
 
     Raises:
         DataLossError: The checkpoint is damaged.
@@ -44,27 +42,28 @@ class CheckpointReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.item = layout.find_item(path)
+        item = layout.find_item(path)
         self.manifest: Manifest | None = read_manifest(path)
         if self.manifest is None and layout.is_ours(path):
             raise DataLossError(f"{path} is damaged: its manifest is missing")
-        tree = self._tree()
-        self.ocdbt = layout.exists(epath.Path(self.item) / layout.MERGED_STORE)
-        self.zarr3 = bool(tree.get("use_zarr3"))
+        tree = self._tree(item)
+        self.source = storage.Source(
+            item, layout.exists(epath.Path(item) / storage.STORE_FILE), bool(tree.get("use_zarr3"))
+        )
         if self.manifest is not None:
             found = list(self.manifest.variables.values())
         else:
             found = list(self._foreign(tree))
         self.arrays = {s.name: s for s in sorted(found, key=lambda s: s.name)}
-        if (self.manifest is not None or self.ocdbt) and storage.is_local(self.item):
-            _check_size(self.item, sum(s.nbytes for s in found))
+        if (self.manifest is not None or self.source.ocdbt) and storage.is_local(item):
+            _check_size(item, sum(s.nbytes for s in found))
 
-    def _tree(self) -> dict[str, Any]:
+    def _tree(self, item: str) -> dict[str, Any]:
         try:
-            tree: dict[str, Any] = json.loads(layout.text_of(epath.Path(self.item) / layout.ORBAX_TREE_FILE))
+            tree: dict[str, Any] = json.loads(layout.text_of(epath.Path(item) / layout.ORBAX_TREE_FILE))
             return tree
         except (OSError, ValueError, RecursionError) as error:
-            storage.raise_if_barred(error, self.item)
+            durability.raise_if_barred(error, item)
             raise DataLossError(f"{self.path} is damaged: {layout.ORBAX_TREE_FILE} cannot be read ({error})") from error
 
     def _foreign(self, tree: dict[str, Any]) -> Iterator[StoredArray]:
@@ -76,7 +75,7 @@ class CheckpointReader:
         ]
         for path in paths:
             key = ".".join(path)
-            stored = storage.describe(self.item, key, ocdbt=self.ocdbt, zarr3=self.zarr3)
+            stored = storage.describe(self.source, key)
             yield StoredArray("/".join(path), key, dtype_name(stored.dtype), stored.shape)
 
     def get_variable_to_shape_map(self) -> dict[str, tuple[int, ...]]:
@@ -119,8 +118,8 @@ class CheckpointReader:
         if stored is None:
             raise NotFoundError(f"Key {name} not found in checkpoint {self.path}; it has {', '.join(self.arrays)}")
         self.verify()
-        array = storage.read_arrays(self.item, [stored.stored], ocdbt=self.ocdbt, zarr3=self.zarr3)[0]
-        return storage.decode_strings(array, stored.shape) if stored.dtype == "string" else array
+        (array,) = storage.read_each(self.source, [stored.stored])
+        return string_arrays.decode_strings(array, stored.shape) if stored.dtype == "string" else array
 
     def debug_string(self) -> str:
         """Returns a line for each array: name, dtype and shape."""

@@ -19,11 +19,8 @@ from harness.checkpoints import layout, names
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
 from harness.checkpoints.retention import Retention
 from runtime import AbortedError, DataLossError, GraphKeys, InvalidArgumentError, OpError, Session, Tensor, Variable
-from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, in_thread, storage
+from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, durability, in_thread, storage
 from runtime.lowlevel import metrics as process_metrics
-
-PROGRESS_SECS = 2.0
-"""Seconds between log lines about the progress of a save."""
 
 
 class SaveHandle(Future[str]):
@@ -90,9 +87,8 @@ class SaveJob:
     with_nan: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        # Name of the directory of the arrays below that of the checkpoint, and of one store below for each writer.
+        # Name of the directory of the arrays below that of the checkpoint.
         self._item = ""
-        self._stores: list[str] = []
         self._files: list[CheckpointFile] = []
 
     @property
@@ -134,8 +130,6 @@ class SaveJob:
 
     def _run(self) -> None:
         started = time.monotonic()
-        progress = threading.Thread(target=self._log_progress, name="checkpoint-progress")
-        progress.start()
         try:
             # The import takes a second, which only a process that saves spends.
             from harness.checkpoints import orbax
@@ -158,7 +152,6 @@ class SaveJob:
         finally:
             # The result comes after the release: a caller who saves again at once finds no old job on the tasks.
             tell()
-            progress.join()
 
     def _tell_divergence(self) -> None:
         """Warns of NaN in variables, again only when other variables have them."""
@@ -172,18 +165,6 @@ class SaveJob:
             )
         self.history.with_nan = self.with_nan
 
-    def _log_progress(self) -> None:
-        """Logs the progress of the save until the end of the save."""
-        started, total = time.monotonic(), self._snapshot.nbytes
-        while not self.handle.wait(PROGRESS_SECS):
-            try:
-                percent = 100 * self._coordinator.progress(self._snapshot) / max(total, 1)
-            except OpError:
-                # The save itself reports the error.
-                continue
-            secs = time.monotonic() - started
-            logging.info("saving step %d: %.0f%% of %.1f MB after %.0f s", self.handle.step, percent, total / 1e6, secs)
-
     # -- called by Orbax, in this order --------------------------------------------------------------------------
 
     def begin(self, sequence: int) -> Manifest:
@@ -192,11 +173,9 @@ class SaveJob:
         Args:
             sequence: number in the order of saves.
         """
-        coordinator, snapshot = self._coordinator, self._snapshot
+        snapshot = self._snapshot
         # A task that is dead now keeps its last known states, with which the task resumes later.
         self.history.states.update(self._states.result())
-        ids = coordinator.process_ids(snapshot, stream=self.stream).values()
-        self._stores = [f"{layout.STORE_OF_TASK}{i}" for i in ids]
         self._manifest = Manifest(
             self.handle.step,
             sequence,
@@ -221,14 +200,15 @@ class SaveJob:
 
     def _check_writers(self, item: str) -> None:
         found = {c.name for c in epath.Path(item).iterdir() if c.name.startswith(layout.STORE_OF_TASK)}
-        if found != set(self._stores):
+        wanted = set(self._snapshot.stores(stream=self.stream))
+        if found != wanted:
             raise AbortedError(
-                f"{item} was written by {sorted(found)} instead of {sorted(self._stores)}: two chiefs are at work"
+                f"{item} was written by {sorted(found)} instead of {sorted(wanted)}: two chiefs are at work"
             )
 
     def merge(self, item: epath.Path) -> None:
         """Makes one store of the stores of the tasks."""
-        storage.merge(str(item), self._stores)
+        storage.merge(str(item), self._snapshot.stores(stream=self.stream))
 
     def complete(self, temporary: str) -> None:
         """Checks a checkpoint that is complete but for its name, and adds the manifest.
@@ -246,19 +226,18 @@ class SaveJob:
         known = {f.path for f in self._files}
         rest = []
         if storage.is_local(temporary):
-            for path in storage.files_below(temporary):
+            for path in durability.files_below(temporary):
                 if path not in known and path not in UNCHECKED:
-                    rest.append(CheckpointFile(path, *storage.checksum(os.path.join(temporary, path))))
+                    rest.append(CheckpointFile(path, *durability.checksum(os.path.join(temporary, path))))
         manifest = replace(self._manifest, files=[*self._files, *rest], with_nan=self.with_nan)
         (epath.Path(temporary) / FILE_NAME).write_text(manifest.to_json())
 
     def confirm(self) -> None:
         """Raises AbortedError if another chief came while this process wrote, or was frozen.
 
-        The order for the progress is refused then. Without this check, a chief that wakes up late would add its
-        checkpoint to those of its successor.
+        Without this check, a chief that wakes up late would add its checkpoint to those of its successor.
         """
-        self._coordinator.progress(self._snapshot)
+        self._coordinator.confirm(self._snapshot)
 
 
 def _next_step(series: str) -> int:

@@ -317,18 +317,12 @@ class Saver:
             problems = quick_problems(path, manifest)
             if problems:
                 raise DataLossError(f"checkpoint {path} is damaged: {'; '.join(problems[:5])}")
-            tasks = list(dict.fromkeys(s.task for s in slices))
-            if stream:
-                check = functools.partial(wrong_files, path, manifest.files)
-            else:
-                check = functools.partial(sess.checkpoint_coordinator.verify, tasks, path, manifest.files)
+            check = functools.partial(wrong_files, path, manifest.files)
         if slices:
             try:
                 sess.checkpoint_coordinator.restore(
                     slices,
-                    reader.item,
-                    ocdbt=reader.ocdbt,
-                    zarr3=reader.zarr3,
+                    reader.source,
                     stream=stream,
                     check=check,
                     origin=manifest.snapshot if manifest is not None else 0,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime import DataLossError
-from runtime.lowlevel import storage
+from runtime.lowlevel import durability
 
 FORMAT = 1
 
@@ -169,7 +169,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
 def load(path: str) -> tuple[Evaluation, ...]:
     """Returns the evaluations of a file; none where there is no file. Raises as ``from_text``."""
     try:
-        return from_text(storage.small_text(path), path)
+        return from_text(durability.small_text(path), path)
     except FileNotFoundError:
         return ()
 

@@ -11,7 +11,7 @@ import os
 from absl import logging
 
 import runtime as rt
-from runtime.lowlevel import storage
+from runtime.lowlevel import durability, storage
 
 END_FILE = "finished.json"
 """Name of the file in the run directory. A later checkpoint makes the mark void, so no task deletes it."""
@@ -30,7 +30,7 @@ def end_mark(logdir: str) -> tuple[int, int] | None:
 
     path = os.path.join(logdir, END_FILE)
     try:
-        step = int(json.loads(storage.small_text(path))["step"])
+        step = int(json.loads(durability.small_text(path))["step"])
         written = os.stat(path).st_mtime_ns
         newest = os.path.basename(latest_checkpoint(logdir) or "")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, rt.OpError):

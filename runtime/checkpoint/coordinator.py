@@ -7,7 +7,6 @@ A session makes one coordinator, and the Saver calls it. Every order goes under 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import secrets
 import threading
@@ -30,7 +29,7 @@ from runtime.checkpoint.snapshot import (
     by_task,
     half_done_steps,
 )
-from runtime.checkpoint.storage import WrittenStore, write_store
+from runtime.checkpoint.storage import Source, WrittenStore, write_store
 from runtime.errors import (
     DataLossError,
     NotFoundError,
@@ -148,8 +147,7 @@ class CheckpointCoordinator:
             if any(s.array.key == number_of for s in held[task]):
                 number = reply.number
         encoded = [replace(s, encoded=sizes[s]) if s.spec.is_string else s for s in slices]
-        cores = min(max(r.cores, 1) for r in replies) if replies else 1
-        return Snapshot(job, tuple(encoded), number, paused, under, cores)
+        return Snapshot(job, tuple(encoded), number, paused, under)
 
     def _pause(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
         replies = self._ask(dict.fromkeys(tasks, Order(pause=Order.Pause(job=job, seconds=PAUSE_SECS))), under)
@@ -184,7 +182,7 @@ class CheckpointCoordinator:
     def write(self, snapshot: Snapshot, directory: str, *, stream: bool = False) -> WrittenArrays:
         """Writes a snapshot: every task its part, into a directory that all tasks share.
 
-        Each task writes a store of its own, ``ocdbt.process_<id>``; see ``process_ids``.
+        Each task writes a store of its own; see ``Snapshot.stores``.
 
         Args:
             snapshot: the snapshot.
@@ -201,11 +199,10 @@ class CheckpointCoordinator:
             UnavailableError: A task died.
             AbortedError: Another chief has taken the lead.
         """
-        ids = self.process_ids(snapshot, stream=stream)
         if stream:
-            return self._write_stream(snapshot, f"{directory}/ocdbt.process_{ids['']}")
-        writes = {t: Order.Write(job=snapshot.job, directory=directory, process_id=i) for t, i in ids.items()}
-        replies = self._ask({t: Order(write=write) for t, write in writes.items()}, snapshot.leaderships, None)
+            return self._write_stream(snapshot, f"{directory}/{snapshot.stores(stream=True)[0]}")
+        order = Order(write=Order.Write(job=snapshot.job, directory=directory))
+        replies = self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships, None)
         files = [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
         return WrittenArrays(files, frozenset(key for r in replies for key in r.write.with_nan))
 
@@ -213,75 +210,36 @@ class CheckpointCoordinator:
         def write() -> WrittenStore:
             with streaming.Streams(self._stream) as streams:
                 # The tasks send on request, so they rest while this process rests.
-                cores = min(snapshot.cores, os.cpu_count() or 1)
-                pace = Pace(lambda: streams.updates, threading.Event().wait, cores)
+                pace = Pace(lambda: streams.updates, threading.Event().wait)
                 blocks = streaming.blocks(snapshot, streams)
-                return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, in_flight=1, pace=pace)
+                return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, pace=pace)
 
         written = in_background(write, "checkpoint-writer")
         return WrittenArrays([CheckpointFile(*file) for file in written.files], frozenset(written.with_nan))
 
-    def process_ids(self, snapshot: Snapshot, *, stream: bool = False) -> dict[str, str]:
-        """Returns the id of the store that each task writes.
-
-        The id differs from save to save, so that a late writer of another save is recognised.
-        """
-        if stream:
-            return {"": f"{snapshot.job:x}stream"}
-        return {t: f"{snapshot.job:x}{''.join(c for c in t if c.isalnum())}" for t in snapshot.tasks}
-
-    def progress(self, snapshot: Snapshot) -> int:
-        """Returns the bytes of a snapshot that are written so far."""
-        order = Order(progress=Order.Progress(job=snapshot.job))
-        return sum(r.progress for r in self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships))
-
-    def verify(self, tasks: Sequence[str], directory: str, files: Sequence[CheckpointFile]) -> list[str]:
-        """Compares files with their checksums; each task reads a share of the files.
-
-        Args:
-            tasks: names of the tasks.
-            directory: directory of the checkpoint, which the tasks share.
-            files: files with the sizes and checksums of the save.
-
-        Returns:
-            A line for each damaged file.
-        """
-        under = self._leaderships(tasks)
-        shares = {t: Order.Verify(directory=directory) for t in tasks}
-        # Largest files first, each to the task with the least to read: the shares come out nearly equal.
-        load = dict.fromkeys(tasks, 0)
-        for file in sorted(files, key=lambda f: -f.size):
-            task = min(load, key=lambda t: load[t])
-            shares[task].files.add(path=file.path, size=file.size, crc32=file.crc32)
-            load[task] += file.size + 1
-        replies = self._ask({t: Order(verify=share) for t, share in shares.items() if share.files}, under, None)
-        return [problem for reply in replies for problem in reply.verify.problems]
+    def confirm(self, snapshot: Snapshot) -> None:
+        """Raises AbortedError if a task has ended the job of a snapshot, or obeys another chief."""
+        order = Order(confirm=Order.Confirm(job=snapshot.job))
+        self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships)
 
     def restore(
         self,
         slices: Sequence[VariableSlice],
-        directory: str,
+        source: Source,
         *,
-        ocdbt: bool,
-        zarr3: bool,
         stream: bool = False,
         check: Callable[[], Sequence[str]] | None = None,
         origin: int = 0,
-    ) -> int:
+    ) -> None:
         """Restores variables, of which none changes before all tasks have read their arrays.
 
         Args:
             slices: parts of variables to restore.
-            directory: directory of the arrays.
-            ocdbt: with ``stream``, True if the arrays lie in an OCDBT store.
-            zarr3: with ``stream``, True for the third version of zarr.
+            source: store of the arrays; without ``stream``, a store of a Saver.
             stream: True if this process reads the arrays and sends each task its part. That is so if the tasks do not
                 share the directory, or if another program wrote the arrays, which may be packed.
             check: called first, reads the files as a whole and returns problems, which end the restore.
             origin: ``Snapshot.job`` of the save; 0 if unknown. See ``changed``.
-
-        Returns:
-            Bytes read.
 
         Raises:
             DataLossError: An array is damaged. No variable has changed.
@@ -292,36 +250,27 @@ class CheckpointCoordinator:
         under = self._leaderships(tasks)
         job = secrets.randbits(63) | 1
         served = threading.Semaphore(streaming.TASKS_AT_ONCE)
-        mapped = check is not None
 
-        def read(task: str) -> int:
+        def read(task: str) -> None:
             messages = _messages(held[task])
             if not stream:
-                order = Order.Read(job=job, slices=messages, directory=directory, ocdbt=True, mapped=mapped)
-                return self._request(task, Order(read=order), under, None).read
+                order = Order.Read(job=job, slices=messages, directory=source.directory)
+                self._request(task, Order(read=order), under, None)
+                return
             with served, contextlib.closing(self._stream(task)) as way:
                 self._request(task, Order(receive=Order.Receive(job=job, slices=messages)), under)
-                return streaming.send(
-                    held[task],
-                    directory,
-                    ocdbt=ocdbt,
-                    zarr3=zarr3,
-                    mapped=mapped,
-                    stream=way,
-                    common=ByteRange.of_job(under[task], job),
-                )
+                streaming.send(held[task], source, way, ByteRange.of_job(under[task], job))
 
         try:
             problems = check() if check is not None else ()
             if problems:
                 raise DataLossError("; ".join(problems))
             # No task changes a variable before every task has read its arrays without error.
-            sizes = self._each(tasks, read)
+            self._each(tasks, read)
             self._ask(dict.fromkeys(tasks, Order(commit=Order.Commit(job=job, origin=origin))), under)
         except BaseException:
             self._drop(job, tasks, under)
             raise
-        return sum(sizes)
 
     def _drop(self, job: int, tasks: Sequence[str], under: Leaderships) -> None:
         """Ends a job on its tasks.

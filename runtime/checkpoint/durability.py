@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable
 from typing import BinaryIO
 
 from runtime.errors import DiskAwayError, OpError, PermissionDeniedError
@@ -81,29 +80,14 @@ def checksum(path: str) -> tuple[int, int]:
         return _summed(file)
 
 
-def is_as_saved(
-    path: str,
-    size: int,
-    crc: int,
-    root_check: Callable[[str], None] | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> bool:
-    """Returns True if a file has the size and the CRC-32 of the save.
-
-    Of a larger file nothing is read.
-
-    Args:
-        path: path of the file.
-        size: size of the saved file, in bytes.
-        crc: CRC-32 of the saved file.
-        root_check: called with the path without links of the open file; raises if the file must not be read.
-        check: called before each block; ends the reading by raising.
+def is_as_saved(path: str, size: int, crc: int) -> bool:
+    """Returns True if a file has a size in bytes and a CRC-32; of a larger file nothing is read.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
     """
-    with _opened(path, root_check) as file:
-        return os.fstat(file.fileno()).st_size == size and _summed(file, size, check) == (size, crc)
+    with _opened(path) as file:
+        return os.fstat(file.fileno()).st_size == size and _summed(file, size) == (size, crc)
 
 
 def small_text(path: str) -> str:
@@ -127,14 +111,11 @@ def is_small(text: bytes) -> bool:
     return len(text) <= TEXT_BYTES and sum(map(text.count, (b"[", b"{", b","))) <= TEXT_ITEMS
 
 
-def _opened(path: str, root_check: Callable[[str], None] | None = None) -> BinaryIO:
+def _opened(path: str) -> BinaryIO:
     file = open(path, "rb", buffering=0, opener=_without_waiting)
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", path)
-        if root_check is not None:
-            # The path of the open file cannot change between check and use, as a link could.
-            root_check(os.path.realpath(f"/proc/self/fd/{file.fileno()}"))
     except BaseException:
         file.close()
         raise
@@ -146,11 +127,10 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None] = lambda: None) -> tuple[int, int]:
+def _summed(file: BinaryIO, most: float = float("inf")) -> tuple[int, int]:
     size, crc = 0, 0
     buffer = memoryview(bytearray(READ_BLOCK))
     while size <= most and (count := file.readinto(buffer)):  # type: ignore[attr-defined]  # it is a FileIO
-        check()
         size += count
         crc = zlib.crc32(buffer[:count], crc)
     return size, crc
@@ -159,44 +139,6 @@ def _summed(file: BinaryIO, most: float = float("inf"), check: Callable[[], None
 def is_inside(name: str) -> bool:
     """Returns True if a relative path stays in its directory: no ``..``, and not absolute."""
     return bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in name.split("/")
-
-
-class Checksums:
-    """The checksums of the files of a directory, taken while the writer is at work.
-
-    Every file is written once, from beginning to end. So a checksum counts if the file has not grown since.
-
-    Args:
-        directory: the directory, which need not exist yet.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._sizes: dict[str, int] = {}
-        self._sums: dict[str, tuple[int, int]] = {}
-
-    def advance(self) -> None:
-        """Sums the files that have not grown since the last call, which are probably finished."""
-        before, self._sizes = self._sizes, {name: self._size(name) for name in files_below(self._directory)}
-        for name, size in self._sizes.items():
-            if before.get(name) == size and self._sums.get(name, (-1, 0))[0] != size:
-                self._sums[name] = checksum(os.path.join(self._directory, name))
-
-    def finish(self) -> dict[str, tuple[int, int]]:
-        """Returns (size in bytes, CRC-32) of every file by relative path, after the writer has ended."""
-        found = {}
-        for name in files_below(self._directory):
-            known = self._sums.get(name)
-            same = known is not None and known[0] == self._size(name)
-            found[name] = known if known is not None and same else checksum(os.path.join(self._directory, name))
-        return found
-
-    def _size(self, name: str) -> int:
-        try:
-            return os.stat(os.path.join(self._directory, name)).st_size
-        except FileNotFoundError:
-            # The writer has renamed the file meanwhile.
-            return -1
 
 
 def files_below(directory: str) -> list[str]:

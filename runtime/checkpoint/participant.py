@@ -26,11 +26,11 @@ import numpy as np
 from absl import logging
 from google.protobuf.message import Message
 
-from runtime.checkpoint import storage
+from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
-from runtime.checkpoint.roots import Roots, check_process_id, file_below
-from runtime.checkpoint.snapshot import VariableSlice
+from runtime.checkpoint.roots import Roots, file_below
+from runtime.checkpoint.snapshot import VariableSlice, store_name
 from runtime.checkpoint.states import task_states
 from runtime.errors import (
     AbortedError,
@@ -87,10 +87,8 @@ class Job:
         sender: sender of the order that began the job. The job ends with this session, and under another leadership.
         slices: parts of variables that are saved or restored.
         arrays: for each slice, the value that was taken or read.
-        done: bytes written, read, or sent to the process that writes.
         incoming: for each slice, the bytes received so far; empty if the task reads files itself.
         first: index of the first slice whose array is still held; earlier arrays were sent.
-        before: bytes of the arrays that were sent.
         used_at: ``time.monotonic()`` of the last order that named the job.
         why: reason of the end; empty while the job is under way.
         ended: event that is set together with ``why``.
@@ -102,10 +100,8 @@ class Job:
     sender: Sender
     slices: list[VariableSlice]
     arrays: list[Any] = field(default_factory=list)
-    done: int = 0
     incoming: list[Incoming] = field(default_factory=list)
     first: int = 0
-    before: int = 0
     used_at: float = field(default_factory=time.monotonic)
     why: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -163,8 +159,7 @@ class CheckpointParticipant:
             "let_through": self._let_through,
             "take": self._take,
             "write": self._write,
-            "progress": self._progress,
-            "verify": self._verify,
+            "confirm": self._confirm,
             "read": self._read,
             "receive": self._receive,
             "commit": self._commit,
@@ -398,10 +393,10 @@ class CheckpointParticipant:
             if s.array.key == order.report:
                 number = int(value)
             if s.spec.is_string:
-                value = storage.encode_strings(value)
+                value = string_arrays.encode_strings(value)
                 slices[index] = replace(s, encoded=value.nbytes)
             arrays.append(value)
-        taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays], cores=os.cpu_count() or 1)
+        taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays])
         self._begin(order.job, Job(sender, slices, arrays, taken=taken))
         self._note_values(order.job, values)
         return taken
@@ -440,11 +435,8 @@ class CheckpointParticipant:
 
             pace = Pace(lambda: self._gate.entered, job.ended.wait, self.cores)
 
-            def wrote(size: int) -> None:
-                job.done += size
-
             def write() -> storage.WrittenStore:
-                return storage.write_store(directory, arrays, cancelled=job.ended.is_set, wrote=wrote, pace=pace)
+                return storage.write_store(directory, arrays, cancelled=job.ended.is_set, pace=pace)
 
             # The priority of a thread cannot be raised again, so the thread of this order does not write itself.
             written = in_background(write, "checkpoint-writer")
@@ -462,10 +454,9 @@ class CheckpointParticipant:
             AlreadyExistsError: A checkpoint is there, finished or begun.
             PermissionDeniedError: The directory is not below a root.
         """
-        check_process_id(order.process_id)
         self.roots.check(order.directory)
         self._check_there(order.directory)
-        directory = f"{order.directory}/ocdbt.process_{order.process_id}"
+        directory = f"{order.directory}/{store_name(order.job, self._task)}"
         free = not storage.is_store(directory) and not storage.is_store(order.directory)
         if free and storage.is_local(directory):
             try:
@@ -474,7 +465,7 @@ class CheckpointParticipant:
             except FileExistsError:
                 free = False
             except OSError as error:
-                raise storage.barred(error, directory) or storage.write_error(directory, error) from None
+                raise durability.barred(error, directory) or storage.write_error(directory, error) from None
         if not free:
             raise AlreadyExistsError(
                 f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
@@ -484,97 +475,58 @@ class CheckpointParticipant:
         self.roots.check_inside(directory)
         return directory
 
-    def _progress(self, sender: Sender, order: Order.Progress, cancelled: Cancellation) -> int:
-        return self._job(order.job).done
+    def _confirm(self, sender: Sender, order: Order.Confirm, cancelled: Cancellation) -> None:
+        self._job(order.job)
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
-    def _check_there(self, path: str, part: str = "") -> None:
+    def _check_there(self, path: str) -> None:
         """Raises FailedPreconditionError if a path is missing on this machine.
 
         The coordinator sees the path, so the tasks do not share the directory. The checkpoint is not damaged.
         """
-        whole = os.path.join(path, part) if part else path
         if not storage.is_local(path):
             return
         try:
-            os.stat(whole)
+            os.stat(path)
         except OSError as error:
-            if error.errno not in storage.NOTHING_THERE:
+            if error.errno not in durability.NOTHING_THERE:
                 # The read that follows reports every other error.
                 return
             raise FailedPreconditionError(
-                f"the checkpoint {'file' if part else 'directory'} {whole} is not there on this machine: put it on a "
-                "file system that all ps tasks share, under the same path, or use transfer='stream'",
+                f"the checkpoint's {path} is not there on this machine: put it on a file system that all ps tasks "
+                "share, under the same path, or use transfer='stream'",
                 task=self._task,
             ) from None
 
-    def _verify(self, sender: Sender, order: Order.Verify, cancelled: Cancellation) -> Reply.Verified:
+    def _read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> None:
         self.roots.check(order.directory)
-        self._check_there(order.directory)
-        problems = []
-
-        def check() -> None:
-            cancelled.check("comparing files with their checksums")
-
-        for file in order.files:
-            check()
-            path = file_below(order.directory, file.path)
-            self.roots.check_inside(path)
-            # Only files of checkpoints are compared: the answer would tell a stranger the content of other files.
-            self._check_there(order.directory, storage.MANIFEST_FILE)
-            self._check(sender.leadership)
-            try:
-                same = storage.is_as_saved(path, file.size, file.crc32, self.roots.check_inside, check)
-            except OpError:
-                # Some errors of this class are also OSErrors, which the next clause would catch.
-                raise
-            except OSError as error:
-                if error.errno in storage.NOTHING_THERE:
-                    self._check_there(order.directory, file.path)
-                other = storage.barred(error, path)
-                if other is not None:
-                    raise type(other)(other.message, task=self._task) from None
-                problems.append(f"{file.path}: {error.strerror}")
-                continue
-            if not same:
-                problems.append(f"{file.path}: it does not match its checksum")
-        return Reply.Verified(problems=problems)
-
-    def _read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> int:
-        self.roots.check(order.directory)
-        self._check_there(order.directory)
+        self._check_there(os.path.join(order.directory, storage.STORE_FILE))
         for stored in order.slices:
             file_below(order.directory, stored.key)
-        # Without a store the read fails below, before any array is opened.
-        if storage.is_local(order.directory) and storage.has_arrays(order.directory):
+        if storage.is_local(order.directory):
             self.roots.check_tree(order.directory)
         job = self._begin(order.job, Job(sender, [VariableSlice.from_proto(s) for s in order.slices]))
         with self._worked_on(job, cancelled, "reading a checkpoint"):
             # The same order has come before, and its reply was lost.
             if job.arrays:
-                return job.done
+                return
             read: list[Any] = []
             arrays = storage.read_each(
-                order.directory,
+                storage.Source(order.directory),
                 [s.stored for s in job.slices],
-                ocdbt=True,
-                zarr3=False,
                 only_plain=True,
-                mapped=order.mapped,
                 cancelled=job.ended.is_set,
             )
             # The next arrays are read while one is placed. A job that ends stops the reading, so there may be fewer.
             for s, array in zip(job.slices, arrays, strict=False):
-                job.done += array.nbytes
                 read.append(self._placed_on_device(s, array))
             self._check_alive(job)
             job.arrays = read
-        return job.done
 
     def _placed_on_device(self, s: VariableSlice, array: Any) -> Any:
         if s.spec.is_string:
-            return storage.decode_strings(array, s.spec.shape)
+            return string_arrays.decode_strings(array, s.spec.shape)
         device = self._devices.get((s.device.type, s.device.index))
         if device is None:
             raise InvalidArgumentError(
@@ -630,9 +582,7 @@ class CheckpointParticipant:
             # Earlier slices were sent. Without these references, updates may work in place again.
             for index in range(job.first, byte_range.part):
                 job.arrays[index] = _NOTHING
-                job.before += job.slices[index].stored.nbytes
             job.first = max(job.first, byte_range.part)
-            job.done = max(job.done, job.before + byte_range.offset + byte_range.size)
         return raw, self._gate.entered
 
     def push(self, byte_range: ByteRange, data: Array, client: int) -> None:
@@ -651,7 +601,6 @@ class CheckpointParticipant:
             whole = job.incoming[byte_range.part].put(byte_range.offset, data)
             if whole is not None:
                 job.arrays[byte_range.part] = self._from_bytes(job.slices[byte_range.part], whole)
-                job.done += whole.size
 
     @contextmanager
     def _job_of(self, byte_range: ByteRange, client: int) -> Iterator[Job]:

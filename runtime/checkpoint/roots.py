@@ -21,7 +21,6 @@ SCHEMES = ("gs", "s3")
 """Schemes of object stores for checkpoints. Tensorstore knows more, and would fetch any http address."""
 MOST_ENTRIES = 1 << 20
 MOST_LEVELS = 64
-_PROCESS_ID = re.compile("[A-Za-z0-9]{1,128}")
 _NOT_IN_URLS = re.compile(r"[|?#%\\]")
 """Characters to which tensorstore gives a meaning: another driver, a query, an escape."""
 
@@ -130,12 +129,6 @@ def roots_of(
             raise InvalidArgumentError(f"checkpoint_root: {error.message}") from None
         paths.append(path)
     return Roots(tuple(paths))
-
-
-def check_process_id(process_id: str) -> None:
-    """Raises InvalidArgumentError unless the id may be part of a directory's name."""
-    if not _PROCESS_ID.fullmatch(process_id):
-        raise InvalidArgumentError(f"process_id {process_id[:130]!r}: it is 1 to 128 letters and digits")
 
 
 def file_below(directory: str, name: str) -> str:

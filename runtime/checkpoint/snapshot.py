@@ -83,6 +83,14 @@ class VariableSlice:
         )
 
 
+def store_name(job: int, writer: str) -> str:
+    """Returns the name of the store that a task, or the chief, writes for a job.
+
+    The name differs from save to save, so that a late writer of another save is recognised.
+    """
+    return f"ocdbt.process_{job:x}{''.join(c for c in writer if c.isalnum())}"
+
+
 def by_task(slices: Iterable[VariableSlice]) -> dict[str, list[VariableSlice]]:
     """Returns the slices of each task, by name of the task."""
     found: dict[str, list[VariableSlice]] = {}
@@ -101,7 +109,6 @@ class Snapshot:
         number: value of the slice that was requested as a number (the global step), or None.
         paused_secs: seconds during which writing stages were held back.
         leaderships: by task, the leadership under which the snapshot was taken and is written.
-        cores: cores of the smallest machine among those of the tasks.
     """
 
     job: int
@@ -109,7 +116,6 @@ class Snapshot:
     number: int | None
     paused_secs: float
     leaderships: Mapping[str, Leadership]
-    cores: int = 1
 
     @property
     def epoch(self) -> int:
@@ -120,6 +126,10 @@ class Snapshot:
     def tasks(self) -> list[str]:
         """Names of the tasks that hold the snapshot."""
         return list(by_task(self.slices))
+
+    def stores(self, *, stream: bool) -> list[str]:
+        """Returns the names of the stores that are written: of each task, or of the chief alone if it writes."""
+        return [store_name(self.job, writer) for writer in (["stream"] if stream else self.tasks)]
 
     @property
     def nbytes(self) -> int:

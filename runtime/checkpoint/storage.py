@@ -6,13 +6,12 @@ imported with the first array, so that a task without checkpoints starts faster.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import stat
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,22 +19,12 @@ import numpy as np
 
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.durability import (
-    NOTHING_THERE,
-    Checksums,
-    barred,
     barred_in,
     checksum,
     files_below,
-    is_as_saved,
-    is_inside,
-    is_small,
-    raise_if_barred,
-    small_text,
-    sync,
     sync_tree,
 )
 from runtime.checkpoint.pacing import Pace, step_aside
-from runtime.checkpoint.string_arrays import decode_strings, encode_strings
 from runtime.errors import (
     DataLossError,
     DiskFullError,
@@ -50,8 +39,6 @@ from runtime.tensor_spec import Array, aligned
 
 GROUP_BYTES = 64 << 20
 """Bytes of the groups in which arrays are committed, about."""
-GROUPS_IN_FLIGHT = 2
-"""Number of groups that are under way at once."""
 CORES_PER_WRITER = 4
 """Cores for each thread that writes files: more threads would slow training and not speed up the disk."""
 READERS = 16
@@ -73,9 +60,7 @@ METADATA_BYTES = 16 << 20
 """The largest metadata file of an array or a store, in bytes."""
 ALIGNMENT = 64
 """Bytes to whose multiples memory must be aligned, so that XLA takes an array without a copy."""
-MANIFEST_FILE = "bellwether.json"
-"""File with checksums in every checkpoint of a Saver."""
-_STORE_FILE = "manifest.ocdbt"
+STORE_FILE = "manifest.ocdbt"
 """File of every OCDBT store, and of nothing else."""
 _ARRAY_FILES = (".zarray", "zarr.json")
 """Metadata files, of which a zarr array in files of its own has one."""
@@ -88,14 +73,10 @@ def _never() -> bool:
     return False
 
 
-def _context(ts: Any, *, threads: int = READERS, mapped: bool = False) -> Any:
-    context: dict[str, Any] = {
-        "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000},
-        "file_io_concurrency": {"limit": threads},
-    }
-    if mapped:
-        context["file_io_mode"] = {"mode": "memmap"}
-    return ts.Context(context)
+def _context(ts: Any, *, threads: int = READERS) -> Any:
+    return ts.Context(
+        {"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": threads}}
+    )
 
 
 def is_local(path: str) -> bool:
@@ -145,132 +126,6 @@ def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = Fals
     return spec
 
 
-def write_arrays(
-    directory: str,
-    arrays: Iterable[tuple[ArraySlice, Array]],
-    *,
-    group_bytes: int = GROUP_BYTES,
-    in_flight: int = GROUPS_IN_FLIGHT,
-    pace: Pace | None = None,
-    with_nan: set[str] | None = None,
-) -> Generator[int, None, None]:
-    """Writes arrays into an OCDBT store without a copy.
-
-    Args:
-        directory: directory of the store; created if needed.
-        arrays: places and values. No array may change until the generator ends.
-        group_bytes: bytes of a group that is committed at once, about.
-        in_flight: number of groups under way while the next group begins.
-        pace: decides the rests between groups; None never rests.
-        with_nan: receives the keys of the arrays with a NaN.
-
-    Yields:
-        The bytes of each group that is on disk. Closing the generator ends the writing.
-
-    Raises:
-        DiskFullError: The disk is full.
-        DataLossError: The store cannot be written.
-    """
-    writer = _GroupWriter(directory, set() if with_nan is None else with_nan)
-    since = time.monotonic()
-    try:
-        for group in _groups(arrays, group_bytes):
-            if writer.begun and pace is not None and pace.others_work():
-                while writer.under_way:
-                    yield writer.finish()
-                pace.rest(time.monotonic() - since)
-            since = time.monotonic()
-            step_aside(_TS_THREADS)
-            while len(writer.under_way) >= in_flight:
-                yield writer.finish()
-            writer.begin(group)
-        while writer.under_way:
-            yield writer.finish()
-    except OpError:
-        # The arrays may come from another task, whose error says what happened there.
-        raise
-    except (ValueError, OSError) as error:
-        raise write_error(directory, error) from error
-    finally:
-        writer.abandon()
-
-
-class _GroupWriter:
-    """A writer of groups of arrays, several of which may be on their way to the disk.
-
-    Args:
-        directory: the OCDBT store.
-        with_nan: receives the keys of the arrays in which there is a NaN.
-
-    Attributes:
-        begun: keys of the arrays of which a block was written.
-        under_way: for each group whose commit has not been awaited, the commit and its bytes; the oldest first.
-    """
-
-    def __init__(self, directory: str, with_nan: set[str]) -> None:
-        import tensorstore as ts
-
-        self._ts = ts
-        self._context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
-        self._directory = directory
-        self._with_nan = with_nan
-        self.begun: set[str] = set()
-        self.under_way: deque[tuple[Any, int]] = deque()
-
-    def begin(self, group: Sequence[tuple[ArraySlice, Array]]) -> None:
-        """Writes a group in a transaction and begins to commit it."""
-        transaction = self._ts.Transaction()
-        # All are opened at once: each one that is new writes metadata.
-        opened = [self._open(placed, transaction) for placed, _ in group]
-        for (placed, array), opening in zip(group, opened, strict=True):
-            store = opening.result()
-            if not math.prod(placed.full_shape):
-                # Orbax takes an array without any chunk for one that was lost on the way.
-                store.kvstore[".".join("0" for _ in placed.full_shape)] = b""
-            if placed.key not in self._with_nan and has_nan(array):
-                self._with_nan.add(placed.key)
-            if array.size:
-                target = store[placed.region()] if placed.shape else store
-                target.write(array, can_reference_source_data_indefinitely=True).copy.result()
-        self.under_way.append((transaction.commit_async(), sum(a.nbytes for _, a in group)))
-
-    def _open(self, placed: ArraySlice, transaction: Any) -> Any:
-        # Only the first block of an array writes the metadata.
-        first = placed.key not in self.begun
-        self.begun.add(placed.key)
-        return self._ts.open(
-            _write_spec(self._directory, placed),
-            open=True,
-            create=first,
-            assume_metadata=not first,
-            context=self._context,
-            transaction=transaction,
-        )
-
-    def finish(self) -> int:
-        """Waits until the oldest group is on disk; returns its bytes."""
-        commit, size = self.under_way.popleft()
-        commit.result()
-        return size
-
-    def abandon(self) -> None:
-        """Waits for the groups under way, well or not: a caller that cleans up must meet no writer."""
-        for commit, _ in self.under_way:
-            commit.exception()
-
-
-def _write_spec(directory: str, placed: ArraySlice) -> dict[str, Any]:
-    return {
-        "driver": "zarr",
-        "dtype": placed.dtype.name,
-        "kvstore": _kvstore(directory, placed.key, ocdbt=True, write=True),
-        "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
-        "store_data_equal_to_fill_value": True,
-        "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
-    }
-
-
 class WrittenStore(NamedTuple):
     """A store that was written.
 
@@ -288,47 +143,94 @@ def write_store(
     arrays: Iterable[tuple[ArraySlice, Array]],
     *,
     cancelled: Callable[[], bool] = _never,
-    wrote: Callable[[int], None] | None = None,
     group_bytes: int = GROUP_BYTES,
-    in_flight: int = GROUPS_IN_FLIGHT,
     pace: Pace | None = None,
 ) -> WrittenStore:
-    """Writes a store that survives a power cut, and sums its files.
+    """Writes an OCDBT store that survives a power cut, without a copy of the arrays, and sums its files.
 
     Args:
         directory: directory of the store; created if needed.
-        arrays: as in ``write_arrays``.
-        cancelled: called after each group; True ends the writing.
-        wrote: called with the bytes of each group that is on disk.
-        group_bytes: as in ``write_arrays``.
-        in_flight: as in ``write_arrays``.
-        pace: as in ``write_arrays``.
+        arrays: places and values. No array may change until the function returns.
+        cancelled: called before each group; True ends the writing.
+        group_bytes: bytes of a group that is committed at once, about.
+        pace: decides the rests between groups; None never rests.
 
     Returns:
         The files of the store and the keys with a NaN.
+
+    Raises:
+        DiskFullError: The disk is full.
+        DataLossError: The store cannot be written.
     """
+    import tensorstore as ts
+
+    context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
+    begun: set[str] = set()
     with_nan: set[str] = set()
-    local = is_local(directory)
-    sums = Checksums(directory)
-    writing = write_arrays(
-        directory, arrays, group_bytes=group_bytes, in_flight=in_flight, pace=pace, with_nan=with_nan
-    )
-    with contextlib.closing(writing) as sizes:
-        for size in sizes:
-            if wrote is not None:
-                wrote(size)
+    # The commit of the group before, which reaches the disk while the next group begins.
+    commit: Any = None
+    since = time.monotonic()
+    try:
+        for group in _groups(arrays, group_bytes):
+            if commit is not None and pace is not None and pace.others_work():
+                commit.result()
+                pace.rest(time.monotonic() - since)
             if cancelled():
                 break
-            if local:
-                # Finished files are summed while the next arrays are on their way to the disk.
-                sums.advance()
-    if not local:
+            since = time.monotonic()
+            step_aside(_TS_THREADS)
+            transaction = ts.Transaction()
+            # All are opened at once: each one that is new writes metadata.
+            opened = [_opened_to_write(ts, context, directory, placed, begun, transaction) for placed, _ in group]
+            for (placed, array), opening in zip(group, opened, strict=True):
+                _write_array(opening.result(), placed, array)
+                if placed.key not in with_nan and has_nan(array):
+                    with_nan.add(placed.key)
+            if commit is not None:
+                commit.result()
+            commit = transaction.commit_async()
+        if commit is not None:
+            commit.result()
+    except OpError:
+        # The arrays may come from another task, whose error says what happened there.
+        raise
+    except (ValueError, OSError) as error:
+        raise write_error(directory, error) from error
+    finally:
+        # A caller that cleans up must meet no writer.
+        if commit is not None:
+            commit.exception()
+    if not is_local(directory):
         return WrittenStore([], sorted(with_nan))
     # Tensorstore has synced the files, and no directory.
     sync_tree(directory, files=False)
     name = os.path.basename(directory)
-    files = [(f"{name}/{path}", size, crc) for path, (size, crc) in sums.finish().items()]
+    files = [(f"{name}/{path}", *checksum(os.path.join(directory, path))) for path in files_below(directory)]
     return WrittenStore(files, sorted(with_nan))
+
+
+def _opened_to_write(
+    ts: Any, context: Any, directory: str, placed: ArraySlice, begun: set[str], transaction: Any
+) -> Any:
+    # Only the first block of an array writes the metadata.
+    first = placed.key not in begun
+    begun.add(placed.key)
+    spec = {
+        **_spec(_kvstore(directory, placed.key, ocdbt=True, write=True)),
+        "dtype": placed.dtype.name,
+        "store_data_equal_to_fill_value": True,
+        "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
+    }
+    return ts.open(spec, open=True, create=first, assume_metadata=not first, context=context, transaction=transaction)
+
+
+def _write_array(store: Any, placed: ArraySlice, array: Array) -> None:
+    if not math.prod(placed.full_shape):
+        # Orbax takes an array without any chunk for one that was lost on the way.
+        store.kvstore[".".join("0" for _ in placed.full_shape)] = b""
+    if array.size:
+        target = store[placed.region()] if placed.shape else store
+        target.write(array, can_reference_source_data_indefinitely=True).copy.result()
 
 
 def has_nan(array: Array) -> bool:
@@ -369,11 +271,6 @@ def merge(directory: str, parts: Iterable[str]) -> None:
         raise write_error(directory, error) from error
 
 
-def has_arrays(path: str) -> bool:
-    """Returns True if a local directory has the file of an OCDBT store."""
-    return os.path.lexists(os.path.join(path, _STORE_FILE))
-
-
 def is_store(directory: str) -> bool:
     """Returns True if a directory holds an OCDBT store with a commit.
 
@@ -383,7 +280,7 @@ def is_store(directory: str) -> bool:
     import tensorstore as ts
 
     try:
-        found = ts.KvStore.open(_base(directory), context=_context(ts)).result().read(_STORE_FILE).result()
+        found = ts.KvStore.open(_base(directory), context=_context(ts)).result().read(STORE_FILE).result()
     except ValueError as error:
         raise DataLossError(f"{directory} cannot be looked into: {' '.join(str(error).split())[:300]}") from error
     return str(found.state) == "value"
@@ -407,15 +304,7 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
         return [f"no array can be found: {one_line(error)}"]
     chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
     # All arrays are opened at the same time: each needs only metadata, but waits for the disk.
-    found = [
-        (
-            a.key,
-            a.shape,
-            a.dtype.name,
-            ts.open(_read_spec(directory, a.key, True, False), open=True, read=True, context=context),
-        )
-        for a in arrays
-    ]
+    found = [(a.key, a.shape, a.dtype.name, Source(directory).opened(ts, context, a.key)) for a in arrays]
     problems = []
     for key, shape, dtype, opening in found:
         try:
@@ -470,25 +359,44 @@ def write_error(directory: str, error: Exception) -> OpError:
     return DataLossError(f"writing into {directory}: {text[:400]}")
 
 
-def _read_spec(directory: str, key: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
+def _spec(kvstore: Any, *, zarr3: bool = False) -> dict[str, Any]:
     return {
         "driver": "zarr3" if zarr3 else "zarr",
-        "kvstore": _kvstore(directory, key, ocdbt=ocdbt),
+        "kvstore": kvstore,
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
-        "fill_missing_data_reads": False,
     }
 
 
-def _check_metadata(directory: str, key: str, *, ocdbt: bool) -> None:
+class Source(NamedTuple):
+    """A store of arrays to read.
+
+    Attributes:
+        directory: directory of the store.
+        ocdbt: True if the arrays lie in an OCDBT store, False if in files of their own.
+        zarr3: True for the third version of zarr.
+    """
+
+    directory: str
+    ocdbt: bool = True
+    zarr3: bool = False
+
+    def opened(self, ts: Any, context: Any, key: str) -> Any:
+        """Begins to open an array; returns tensorstore's future."""
+        kvstore = _kvstore(self.directory, key, ocdbt=self.ocdbt)
+        spec = {**_spec(kvstore, zarr3=self.zarr3), "fill_missing_data_reads": False}
+        return ts.open(spec, open=True, read=True, context=context)
+
+
+def _check_metadata(source: Source, key: str) -> None:
     """Raises DataLossError if a metadata file is not a regular file or too large.
 
     Tensorstore reads such a file as a whole, and ends the process if there is no memory for that.
     """
-    if not is_local(directory):
+    if not is_local(source.directory):
         return
-    names = [os.path.join(directory, _STORE_FILE)] if ocdbt else [os.path.join(directory, key, n) for n in _ARRAY_FILES]
-    for name in names:
+    for name in [STORE_FILE] if source.ocdbt else [os.path.join(key, n) for n in _ARRAY_FILES]:
+        name = os.path.join(source.directory, name)
         try:
             about = os.stat(name)
         except OSError:
@@ -506,7 +414,7 @@ def _is_plain(directory: str) -> bool:
     The format is specified at https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
     """
     try:
-        with open(os.open(os.path.join(directory, _STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(os.open(os.path.join(directory, STORE_FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             root = _plain_root(file.read(_MANIFEST_BYTES))
         if root is None:
             return False
@@ -586,10 +494,11 @@ def _is_packed(store: Any) -> bool:
     return about.get("compressor") is not None or bool(about.get("filters"))
 
 
-def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bool, zarr3: bool) -> Any:
-    _check_metadata(directory, key, ocdbt=ocdbt)
+def _open_for_reading(ts: Any, context: Any, source: Source, key: str) -> Any:
+    directory = source.directory
+    _check_metadata(source, key)
     try:
-        store = ts.open(_read_spec(directory, key, ocdbt, zarr3), open=True, read=True, context=context).result()
+        store = source.opened(ts, context, key).result()
     except ValueError as error:
         text = one_line(error)
         if "NOT_FOUND" in text:
@@ -601,9 +510,10 @@ def _open_for_reading(ts: Any, context: Any, directory: str, key: str, ocdbt: bo
     return store
 
 
-def _open_wanted(ts: Any, context: Any, directory: str, placed: ArraySlice, ocdbt: bool, zarr3: bool) -> Any:
+def _open_wanted(ts: Any, context: Any, source: Source, placed: ArraySlice) -> Any:
     """Opens an array; raises InvalidArgumentError for another shape or dtype than wanted."""
-    store = _open_for_reading(ts, context, directory, placed.key, ocdbt, zarr3)
+    directory = source.directory
+    store = _open_for_reading(ts, context, source, placed.key)
     shape = tuple(store.shape)
     if shape != placed.full_shape:
         raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
@@ -623,23 +533,20 @@ def _check_chunks(store: Any, directory: str, key: str) -> None:
         )
 
 
-def describe(directory: str, key: str, *, ocdbt: bool, zarr3: bool) -> ArraySlice:
-    """Returns an array as it lies on disk, with its chunks; arguments and errors are those of ``read_arrays``."""
+def describe(source: Source, key: str) -> ArraySlice:
+    """Returns an array as it lies on disk, with its chunks; errors are those of ``read_each``."""
     import tensorstore as ts
 
-    store = _open_for_reading(ts, _context(ts), directory, key, ocdbt, zarr3)
+    store = _open_for_reading(ts, _context(ts), source, key)
     whole = ArraySlice.whole(key, tuple(store.shape), store.dtype.numpy_dtype)
     return replace(whole, chunk=tuple(store.chunk_layout.read_chunk.shape or store.shape))
 
 
 def read_each(
-    directory: str,
+    source: Source,
     wanted: Iterable[ArraySlice],
     *,
-    ocdbt: bool,
-    zarr3: bool,
     only_plain: bool = False,
-    mapped: bool = False,
     cancelled: Callable[[], bool] = _never,
     at_once: int = READS_IN_FLIGHT,
 ) -> Iterator[Array]:
@@ -648,14 +555,10 @@ def read_each(
     The arrays are aligned for XLA, which takes them without a copy.
 
     Args:
-        directory: directory of the store.
+        source: the store.
         wanted: blocks to read; ``shape`` and ``dtype`` are compared with the file.
-        ocdbt: True if the arrays lie in an OCDBT store, False if in files of their own.
-        zarr3: True for the third version of zarr.
         only_plain: True refuses packed arrays. Tensorstore unpacks an index or a chunk as a whole, and ends the process
             if there is no memory for that.
-        mapped: True maps files into memory, which saves a copy. A read error of the disk then ends the process, so only
-            files that were just read as a whole may be mapped.
         cancelled: called before each array; True ends the reading.
         at_once: number of arrays that are read at a time.
 
@@ -670,8 +573,9 @@ def read_each(
     """
     import tensorstore as ts
 
-    context = _context(ts, mapped=mapped and is_local(directory))
-    if only_plain and is_local(directory) and not (ocdbt and _is_plain(directory)):
+    context = _context(ts)
+    directory = source.directory
+    if only_plain and is_local(directory) and not (source.ocdbt and _is_plain(directory)):
         raise FailedPreconditionError(_PACKED.format(directory))
     reads: deque[tuple[ArraySlice, Array, Any]] = deque()
 
@@ -689,7 +593,7 @@ def read_each(
     for placed in wanted:
         if cancelled():
             break
-        store = _open_wanted(ts, context, directory, placed, ocdbt, zarr3)
+        store = _open_wanted(ts, context, source, placed)
         if only_plain and _is_packed(store):
             raise FailedPreconditionError(_PACKED.format(f"{placed.key!r} in {directory}"))
         try:
@@ -704,39 +608,3 @@ def read_each(
             yield finish()
     while reads:
         yield finish()
-
-
-def read_arrays(directory: str, wanted: Sequence[ArraySlice], *, ocdbt: bool, zarr3: bool) -> list[Array]:
-    """Reads blocks of arrays into a list; arguments and errors are those of ``read_each``."""
-    return list(read_each(directory, wanted, ocdbt=ocdbt, zarr3=zarr3))
-
-
-__all__ = [
-    "MANIFEST_FILE",
-    "NOTHING_THERE",
-    "Checksums",
-    "absolute",
-    "barred",
-    "checksum",
-    "decode_strings",
-    "describe",
-    "encode_strings",
-    "files_below",
-    "has_arrays",
-    "is_as_saved",
-    "is_inside",
-    "is_local",
-    "is_small",
-    "is_store",
-    "lacking",
-    "merge",
-    "raise_if_barred",
-    "read_arrays",
-    "read_each",
-    "small_text",
-    "sync",
-    "sync_tree",
-    "write_arrays",
-    "write_error",
-    "write_store",
-]

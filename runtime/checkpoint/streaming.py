@@ -158,40 +158,22 @@ def blocks(snapshot: Snapshot, streams: Streams) -> Iterator[tuple[ArraySlice, A
                 yield block, raw.view(block.dtype).reshape(block.shape)
 
 
-def send(
-    slices: Sequence[VariableSlice],
-    directory: str,
-    *,
-    ocdbt: bool,
-    zarr3: bool,
-    mapped: bool,
-    stream: Stream,
-    common: ByteRange,
-) -> int:
+def send(slices: Sequence[VariableSlice], source: storage.Source, stream: Stream, common: ByteRange) -> None:
     """Reads the arrays of one task and sends their bytes.
 
     Args:
         slices: slices of the task.
-        directory: directory of the arrays.
-        ocdbt: True if the arrays lie in an OCDBT store.
-        zarr3: True for the third version of zarr.
-        mapped: as in ``storage.read_each``.
+        source: store of the arrays.
         stream: stream to the task.
         common: leadership and job, which all byte ranges have in common.
-
-    Returns:
-        Bytes sent.
     """
-    total = 0
     for index, s in enumerate(slices):
-        chunk = storage.describe(directory, s.array.key, ocdbt=ocdbt, zarr3=zarr3).chunk
+        chunk = storage.describe(source, s.array.key).chunk
         blocks = replace(s.stored, chunk=chunk).blocks(READ_BYTES)
         sent = 0
-        for array in storage.read_each(directory, blocks, ocdbt=ocdbt, zarr3=zarr3, mapped=mapped, at_once=2):
+        for array in storage.read_each(source, blocks, at_once=2):
             raw = array.reshape(-1).view(np.uint8)
             for at in range(0, raw.size, CHUNK_BYTES):
                 part = raw[at : at + CHUNK_BYTES]
                 stream.push(common._replace(part=index, offset=sent, size=part.size), part)
                 sent += part.size
-        total += sent
-    return total

@@ -605,27 +605,23 @@ class CheckpointOrder(_message.Message):
 
         JOB_FIELD_NUMBER: _builtins.int
         DIRECTORY_FIELD_NUMBER: _builtins.int
-        PROCESS_ID_FIELD_NUMBER: _builtins.int
         job: _builtins.int
         directory: _builtins.str
-        process_id: _builtins.str
-        """of the sub-directory that this task writes"""
         def __init__(
             self,
             *,
             job: _builtins.int = ...,
             directory: _builtins.str = ...,
-            process_id: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "process_id", b"process_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class Progress(_message.Message):
-        """how much of it is written"""
+    class Confirm(_message.Message):
+        """nothing: a job that has ended refuses it, and so does another leadership"""
 
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -643,29 +639,6 @@ class CheckpointOrder(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class Verify(_message.Message):
-        """compare files with their checksums"""
-
-        DESCRIPTOR: _descriptor.Descriptor
-
-        DIRECTORY_FIELD_NUMBER: _builtins.int
-        FILES_FIELD_NUMBER: _builtins.int
-        directory: _builtins.str
-        @_builtins.property
-        def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileDef]: ...
-        def __init__(
-            self,
-            *,
-            directory: _builtins.str = ...,
-            files: _abc.Iterable[Global___FileDef] | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "files", b"files"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
     class Read(_message.Message):
         """read `slices` for `job`, change nothing yet"""
 
@@ -674,14 +647,8 @@ class CheckpointOrder(_message.Message):
         JOB_FIELD_NUMBER: _builtins.int
         SLICES_FIELD_NUMBER: _builtins.int
         DIRECTORY_FIELD_NUMBER: _builtins.int
-        OCDBT_FIELD_NUMBER: _builtins.int
-        MAPPED_FIELD_NUMBER: _builtins.int
         job: _builtins.int
         directory: _builtins.str
-        ocdbt: _builtins.bool
-        """always: tasks read no other stores since 0.2"""
-        mapped: _builtins.bool
-        """the files have just been read as a whole, so map them into memory"""
         @_builtins.property
         def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceDef]: ...
         def __init__(
@@ -690,12 +657,10 @@ class CheckpointOrder(_message.Message):
             job: _builtins.int = ...,
             slices: _abc.Iterable[Global___SliceDef] | None = ...,
             directory: _builtins.str = ...,
-            ocdbt: _builtins.bool = ...,
-            mapped: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "mapped", b"mapped", "ocdbt", b"ocdbt", "slices", b"slices"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "job", b"job", "slices", b"slices"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -807,8 +772,7 @@ class CheckpointOrder(_message.Message):
     LET_THROUGH_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
-    PROGRESS_FIELD_NUMBER: _builtins.int
-    VERIFY_FIELD_NUMBER: _builtins.int
+    CONFIRM_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     RECEIVE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
@@ -829,9 +793,7 @@ class CheckpointOrder(_message.Message):
     @_builtins.property
     def write(self) -> Global___CheckpointOrder.Write: ...
     @_builtins.property
-    def progress(self) -> Global___CheckpointOrder.Progress: ...
-    @_builtins.property
-    def verify(self) -> Global___CheckpointOrder.Verify: ...
+    def confirm(self) -> Global___CheckpointOrder.Confirm: ...
     @_builtins.property
     def read(self) -> Global___CheckpointOrder.Read: ...
     @_builtins.property
@@ -854,8 +816,7 @@ class CheckpointOrder(_message.Message):
         let_through: Global___CheckpointOrder.LetThrough | None = ...,
         take: Global___CheckpointOrder.Take | None = ...,
         write: Global___CheckpointOrder.Write | None = ...,
-        progress: Global___CheckpointOrder.Progress | None = ...,
-        verify: Global___CheckpointOrder.Verify | None = ...,
+        confirm: Global___CheckpointOrder.Confirm | None = ...,
         read: Global___CheckpointOrder.Read | None = ...,
         receive: Global___CheckpointOrder.Receive | None = ...,
         commit: Global___CheckpointOrder.Commit | None = ...,
@@ -863,11 +824,11 @@ class CheckpointOrder(_message.Message):
         states: Global___CheckpointOrder.States | None = ...,
         changed: Global___CheckpointOrder.Changed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "confirm", b"confirm", "drop", b"drop", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "read", b"read", "receive", b"receive", "states", b"states", "take", b"take", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "drop", b"drop", "incarnation", b"incarnation", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "progress", b"progress", "read", b"read", "receive", b"receive", "session", b"session", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "commit", b"commit", "confirm", b"confirm", "drop", b"drop", "incarnation", b"incarnation", "leadership", b"leadership", "let_through", b"let_through", "order", b"order", "pause", b"pause", "read", b"read", "receive", b"receive", "session", b"session", "states", b"states", "take", b"take", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "progress", "verify", "read", "receive", "commit", "drop", "states", "changed"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "confirm", "read", "receive", "commit", "drop", "states", "changed"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
@@ -875,7 +836,7 @@ Global___CheckpointOrder: _TypeAlias = CheckpointOrder  # noqa: Y015
 
 @_typing.final
 class CheckpointReply(_message.Message):
-    """What a task answers: the field of the order's name; nothing to Receive, Commit and Drop."""
+    """What a task answers: the field of the order's name; nothing to Confirm, Read, Receive, Commit and Drop."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -903,11 +864,8 @@ class CheckpointReply(_message.Message):
 
         SIZES_FIELD_NUMBER: _builtins.int
         NUMBER_FIELD_NUMBER: _builtins.int
-        CORES_FIELD_NUMBER: _builtins.int
         number: _builtins.int
         """the value that was to be reported"""
-        cores: _builtins.int
-        """of the task's machine"""
         @_builtins.property
         def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
             """bytes of each slice as it is written"""
@@ -917,11 +875,10 @@ class CheckpointReply(_message.Message):
             *,
             sizes: _abc.Iterable[_builtins.int] | None = ...,
             number: _builtins.int = ...,
-            cores: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "number", b"number", "sizes", b"sizes"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "sizes", b"sizes"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -946,24 +903,6 @@ class CheckpointReply(_message.Message):
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
         _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "with_nan", b"with_nan"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class Verified(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        PROBLEMS_FIELD_NUMBER: _builtins.int
-        @_builtins.property
-        def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-        def __init__(
-            self,
-            *,
-            problems: _abc.Iterable[_builtins.str] | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["problems", b"problems"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1035,15 +974,8 @@ class CheckpointReply(_message.Message):
     LET_THROUGH_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
-    PROGRESS_FIELD_NUMBER: _builtins.int
-    VERIFY_FIELD_NUMBER: _builtins.int
-    READ_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
-    progress: _builtins.int
-    """bytes"""
-    read: _builtins.int
-    """bytes"""
     changed: _builtins.int
     """slices"""
     @_builtins.property
@@ -1059,8 +991,6 @@ class CheckpointReply(_message.Message):
     @_builtins.property
     def write(self) -> Global___CheckpointReply.Written: ...
     @_builtins.property
-    def verify(self) -> Global___CheckpointReply.Verified: ...
-    @_builtins.property
     def states(self) -> Global___CheckpointReply.States: ...
     def __init__(
         self,
@@ -1069,17 +999,14 @@ class CheckpointReply(_message.Message):
         let_through: Global___CheckpointReply.Steps | None = ...,
         take: Global___CheckpointReply.Taken | None = ...,
         write: Global___CheckpointReply.Written | None = ...,
-        progress: _builtins.int = ...,
-        verify: Global___CheckpointReply.Verified | None = ...,
-        read: _builtins.int = ...,
         states: Global___CheckpointReply.States | None = ...,
         changed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "let_through", b"let_through", "pause", b"pause", "reply", b"reply", "states", b"states", "take", b"take", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "let_through", b"let_through", "pause", b"pause", "progress", b"progress", "read", b"read", "reply", b"reply", "states", b"states", "take", b"take", "verify", b"verify", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "let_through", b"let_through", "pause", b"pause", "reply", b"reply", "states", b"states", "take", b"take", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "progress", "verify", "read", "states", "changed"]  # noqa: Y015
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["pause", "let_through", "take", "write", "states", "changed"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 

@@ -22,11 +22,10 @@ AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
     "read": "directory",
     "receive": "",
     "commit": "",
-    "verify": "directory",
 }
 AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {"claim": "", "load": "", "open": "logdir", "finish": "", "done": ""}
 """Orders that are written down, with the field that says of what."""
-_SHORT_ORDERS: Final = frozenset(("progress", "receive", "drop", "states", "changed"))
+_SHORT_ORDERS: Final = frozenset(("confirm", "receive", "drop", "states", "changed"))
 
 Entry: TypeAlias = tuple[str, str] | None
 """An action and its object for the audit log; None for a call without an entry."""

@@ -62,7 +62,7 @@ _ORDERS: Final = {
     """,
     _LEAD: """
         quorum run.claim run.load run.open run.finish checkpoint.pause checkpoint.let_through
-        checkpoint.take checkpoint.write checkpoint.progress checkpoint.verify checkpoint.read
+        checkpoint.take checkpoint.write checkpoint.confirm checkpoint.read
         checkpoint.receive checkpoint.commit checkpoint.drop checkpoint.bytes
     """,
     _PS: "backup",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
-import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from runtime.master.tasks import RemoteTask
 from runtime.proto import run_record_pb2, services_pb2_grpc
-from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
 from runtime.state.leadership import Leadership
 from runtime.wire.dial import ChannelOptions
@@ -43,7 +41,7 @@ STEPS: Final = 40
 """Orders in one sequence."""
 JOBS: Final = st.integers(0, 4)
 NAMES: Final = st.sampled_from(["w", "other", "no such", ""])
-PROCESS_IDS: Final = st.sampled_from(["1ps0", "2ps0", "..", "", "a" * 200])
+STORES: Final = ("ocdbt.process_1jobpstask0", "ocdbt.process_2jobpstask0")
 
 
 def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
@@ -109,21 +107,20 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
             self.order(take=ORDER.Take(job=job, slices=[slice_of(name, np.zeros(3, np.int32)) for name in names]))
             self.order(drop=ORDER.Drop(job=job + 100))
 
-        @rule(job=JOBS, process_id=PROCESS_IDS)
-        def write(self, job: int, process_id: str) -> None:
-            self.order(write=ORDER.Write(job=job, directory=str(self.directory), process_id=process_id))
+        @rule(job=JOBS)
+        def write(self, job: int) -> None:
+            self.order(write=ORDER.Write(job=job, directory=str(self.directory)))
 
         @rule(job=JOBS)
-        def progress(self, job: int) -> None:
-            self.order(progress=ORDER.Progress(job=job))
+        def confirm(self, job: int) -> None:
+            self.order(confirm=ORDER.Confirm(job=job))
 
-        @rule(job=JOBS, below=st.sampled_from(["ocdbt.process_1ps0", "ocdbt.process_2ps0", "nowhere", "../.."]))
+        @rule(job=JOBS, below=st.sampled_from([*STORES, "nowhere", "../.."]))
         def read(self, job: int, below: str) -> None:
             self.order(
                 read=ORDER.Read(
                     job=job,
                     directory=str(self.directory / below),
-                    ocdbt=True,
                     slices=[slice_of("other", np.zeros(3, np.int32))],
                 )
             )
@@ -143,11 +140,6 @@ def machine(victim: Victim, root: Path) -> type[RuleBasedStateMachine]:
         @rule(job=JOBS)
         def changed(self, job: int) -> None:
             self.order(changed=ORDER.Changed(job=job, slices=[slice_of("w", np.zeros(3, np.int32))]))
-
-        @rule(path=st.sampled_from(["file", "../file", "/etc/passwd", ""]))
-        def verify(self, path: str) -> None:
-            file = pb.FileDef(path=path, size=4, crc32=zlib.crc32(b"1234"))
-            self.order(verify=ORDER.Verify(directory=str(self.directory), files=[file]))
 
         @rule()
         def states(self) -> None:

@@ -105,13 +105,6 @@ class Stranger:
         self.order(take=ORDER.Take(job=self.jobs, slices=slices))
         return self.jobs
 
-    def verify(self, directory: Any, path: str, content: bytes) -> list[str]:
-        """What the task says of a file that should have this content."""
-        import zlib
-
-        file = pb.FileDef(path=path, size=len(content), crc32=zlib.crc32(content))
-        return list(self.order(verify=ORDER.Verify(directory=str(directory), files=[file])).verify.problems)
-
 
 @contextlib.contextmanager
 def stranger(server: rt.Server) -> Iterator[Stranger]:

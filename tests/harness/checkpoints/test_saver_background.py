@@ -1,7 +1,6 @@
 """Saves in the background of a training loop: what is skipped, what fails, what is told, and how it ends."""
 
 import itertools
-import logging as std_logging
 import os
 import pathlib
 import re
@@ -208,25 +207,6 @@ def test_what_is_due_while_a_supervisor_saves_is_skipped_and_counted(tmp_path: p
             sess.run(train)
             assert time.monotonic() < deadline
         assert saver.skipped >= 5
-
-
-def test_how_far_a_long_save_is_is_told(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, held: _Held
-) -> None:
-    assert save_job.PROGRESS_SECS == 2.0
-    monkeypatch.setattr(save_job, "PROGRESS_SECS", 0.05)
-    saver_step, _ = _model(1 << 20)
-    with rt.Session("") as sess, caplog.at_level(std_logging.INFO, logger="absl"):
-        sess.run(rt.global_variables_initializer())
-        saver = harness.Saver()
-        handle = saver.save(sess, tmp_path / "m", 3, wait=False)
-        assert handle is not None
-        deadline = time.monotonic() + 60
-        while "saving step 3: 0% of 4.2 MB after" not in caplog.text:
-            assert time.monotonic() < deadline
-            handle.wait(0.01)
-        held.go.set()
-        handle.result(60)
 
 
 def test_a_state_that_cannot_be_had_costs_itself_only(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

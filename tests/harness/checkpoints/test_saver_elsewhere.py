@@ -89,12 +89,12 @@ def test_what_a_task_does_not_see_is_not_called_damaged(
             with pytest.raises(rt.FailedPreconditionError) as told:
                 restore()
             assert told.value.task == "/job:ps/task:0"
-            assert f"{logdir}/m/1 is not there on this machine" in str(told.value)
+            assert f"{logdir}/m/1/default/manifest.ocdbt is not there on this machine" in str(told.value)
             assert "damage" not in str(told.value) and "remove" not in str(told.value)
         (theirs / "run" / "m" / "1" / "default").mkdir(parents=True)  # the directory alone is not enough
-        with pytest.raises(rt.FailedPreconditionError, match="file .* is not there on this machine"):
+        with pytest.raises(rt.FailedPreconditionError, match="manifest.ocdbt is not there on this machine"):
             shared.restore(sess, path)
-        with pytest.raises(rt.FailedPreconditionError, match="directory .* is not there on this machine"):
+        with pytest.raises(rt.FailedPreconditionError, match="default.* is not there on this machine"):
             shared.save(sess, f"{logdir}/m", 2)
         saver.restore(sess, path)
 

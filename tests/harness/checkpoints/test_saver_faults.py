@@ -54,7 +54,7 @@ def pause(directory, *, files):  # as if the process were frozen when all is on 
     print("WRITTEN", flush=True)
     sys.stdin.readline()
 
-sync_tree, orbax.storage.sync_tree = orbax.storage.sync_tree, pause
+sync_tree, orbax.durability.sync_tree = orbax.durability.sync_tree, pause
 sess.authority.lead_with(rt.lowlevel.RunRecords(server.target, is_chief=True).claim())
 try:
     saver.save(sess, series, 2)

@@ -81,11 +81,11 @@ def test_names_are_listed_without_reading_the_files(copy: pathlib.Path) -> None:
 
 
 def test_a_reader_compares_the_files_once(copy: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.lowlevel import storage
+    from runtime.lowlevel import durability
 
     compared: list[str] = []
-    plain = storage.is_as_saved
-    monkeypatch.setattr(storage, "is_as_saved", lambda path, *rest: compared.append(path) or plain(path, *rest))
+    plain = durability.is_as_saved
+    monkeypatch.setattr(durability, "is_as_saved", lambda path, *rest: compared.append(path) or plain(path, *rest))
     reader = harness.load_checkpoint(str(copy))
     assert compared == []
     np.testing.assert_array_equal(reader.get_tensor("net/w"), VALUES)

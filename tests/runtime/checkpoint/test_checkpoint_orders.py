@@ -19,7 +19,6 @@ import harness
 import runtime as rt
 from runtime.checkpoint.participant import UNFENCED
 from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
-from runtime.checkpoint.storage import MANIFEST_FILE
 from runtime.proto import services_pb2 as pb
 from tests.kit.processes import ROOT
 from tests.runtime import kit
@@ -62,9 +61,9 @@ def they(server: rt.Server) -> Iterator[Stranger]:
         yield made
 
 
-def write(they: Stranger, directory: object, process_id: str = "1ps0") -> None:
+def write(they: Stranger, directory: object) -> None:
     job = they.take([slice_of("w", VALUE)])
-    they.order(write=ORDER.Write(job=job, directory=str(directory), process_id=process_id))
+    they.order(write=ORDER.Write(job=job, directory=str(directory)))
 
 
 def read(they: Stranger, directory: object) -> None:
@@ -76,18 +75,14 @@ def files_below(directory: pathlib.Path) -> list[str]:
     return sorted(str(p.relative_to(directory)) for p in directory.rglob("*"))
 
 
-def test_writes_reads_and_comparisons_stay_below_the_root(
-    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path
-) -> None:
+def test_writes_and_reads_stay_below_the_root(they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path) -> None:
     write(they, root)
-    read(they, root / "ocdbt.process_1ps0")
+    read(they, root / "ocdbt.process_1joblocaltask0")
     (elsewhere / "secret").write_bytes(b"1234")
     with refused(DENIED, str(elsewhere), str(root), "checkpoint_root"):
         write(they, elsewhere)
     with refused(DENIED, str(elsewhere)):
         read(they, elsewhere)
-    with refused(DENIED, str(elsewhere)):
-        they.verify(elsewhere, "secret", b"1234")
     assert files_below(elsewhere) == ["secret"]
 
 
@@ -97,8 +92,6 @@ def test_no_directory_goes_up(they: Stranger, root: pathlib.Path, elsewhere: pat
     for act in (write, read):
         with refused(INVALID, ".."):
             act(they, way.format(root=root))
-    with refused(INVALID, ".."):
-        they.verify(way.format(root=root), "secret", b"1234")
     assert not files_below(elsewhere)
 
 
@@ -106,54 +99,38 @@ def test_links_that_lead_out_are_not_followed(they: Stranger, root: pathlib.Path
     write(they, root)
     (elsewhere / "secret").write_bytes(b"1234")
     (root / "out").symlink_to(elsewhere)
-    (root / "secret").symlink_to(elsewhere / "secret")
-    (root / "within").symlink_to(root / "ocdbt.process_1ps0")
+    (root / "within").symlink_to(root / "ocdbt.process_1joblocaltask0")
     with refused(DENIED, "out"):
         write(they, root / "out")
     with refused(DENIED, "out"):
         read(they, root / "out")
-    for name in ("secret", "out/secret"):
-        with refused(DENIED, "secret"):
-            they.verify(root, name, b"1234")
     assert files_below(elsewhere) == ["secret"]
     read(they, root / "within")  # one that stays below the root is as good as what it leads to
-    data = next(p for p in (root / "ocdbt.process_1ps0").rglob("*") if p.is_file())
+    data = next(p for p in (root / "ocdbt.process_1joblocaltask0").rglob("*") if p.is_file())
     data.rename(elsewhere / "data")
     data.symlink_to(elsewhere / "data")
     with refused(DENIED, data.name):
-        read(they, root / "ocdbt.process_1ps0")
+        read(they, root / "ocdbt.process_1joblocaltask0")
 
 
-@pytest.mark.parametrize("name", ["../elsewhere/secret", "/etc/passwd", "a/../../elsewhere/secret", ""])
-def test_a_comparison_is_of_files_of_the_step_that_is_named(
-    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, name: str
-) -> None:
-    (elsewhere / "secret").write_bytes(b"1234")
-    (root / "a").mkdir()
+def test_no_order_compares_files() -> None:
+    orders = [field.message_type for field in ORDER.DESCRIPTOR.oneofs_by_name["order"].fields]
+    assert orders and not [order.name for order in orders if "files" in order.fields_by_name]
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/w", "/etc/passwd", "a/../../elsewhere/w", ""])
+def test_arrays_are_read_below_the_directory(they: Stranger, root: pathlib.Path, name: str) -> None:
+    write(they, root)
+    wanted = slice_of("w", VALUE)
+    wanted.key = name
     with refused(INVALID, repr(name)):
-        they.verify(root, name, b"1234")
-
-
-def test_nothing_is_compared_but_files_of_checkpoints(they: Stranger, root: pathlib.Path) -> None:
-    (root / "events").write_bytes(b"1234")
-    for guess in (b"1234", b"4321"):
-        with refused(grpc.StatusCode.FAILED_PRECONDITION, str(root / MANIFEST_FILE), "is not there"):
-            they.verify(root, "events", guess)
-
-
-def test_a_comparison_tells_whether_and_nothing_else(they: Stranger, root: pathlib.Path) -> None:
-    (root / MANIFEST_FILE).touch()
-    (root / "file").write_bytes(b"x" * 123457)
-    assert they.verify(root, "file", b"x" * 123457) == []
-    answers = [they.verify(root, "file", guess) for guess in (b"", b"x" * 5, b"x" * 123458, b"y" * 123457)]
-    assert answers == [["file: it does not match its checksum"]] * 4
+        they.order(read=ORDER.Read(job=99, directory=str(root / "ocdbt.process_1joblocaltask0"), slices=[wanted]))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "directory"])
-def test_only_regular_files_are_compared_and_read(they: Stranger, root: pathlib.Path, kind: str) -> None:
+def test_only_regular_files_are_read(they: Stranger, root: pathlib.Path, kind: str) -> None:
     write(they, root)
-    path = root / "ocdbt.process_1ps0" / "thing"
-    (path.parent / MANIFEST_FILE).touch()
+    path = root / "ocdbt.process_1joblocaltask0" / "thing"
     with socket.socket(socket.AF_UNIX) as sock:
         {
             "pipe": lambda: os.mkfifo(path),
@@ -163,12 +140,8 @@ def test_only_regular_files_are_compared_and_read(they: Stranger, root: pathlib.
         }[kind]()
         if kind == "device":
             with refused(DENIED, "thing"):  # it is not below the root
-                they.verify(path.parent, "thing", b"")
-            with refused(DENIED, "thing"):
                 read(they, path.parent)
             return
-        (problem,) = they.verify(path.parent, "thing", b"")
-        assert problem.startswith("thing: ")
         if kind != "directory":
             with refused(LOST, "thing", "not a regular file"):
                 read(they, path.parent)
@@ -183,26 +156,15 @@ def bind_below(sock: socket.socket, path: pathlib.Path) -> None:
         os.chdir(before)
 
 
-@pytest.mark.parametrize("process_id", ["", "../../elsewhere", "a/b", "a.b", "a-b", "é", "x" * 129])
-def test_what_a_store_is_called_is_letters_and_digits(
-    they: Stranger, root: pathlib.Path, elsewhere: pathlib.Path, process_id: str
-) -> None:
-    with refused(INVALID, "process_id"):
-        write(they, root, process_id)
-    assert not files_below(root) and not files_below(elsewhere)
-
-
 def test_a_checkpoint_that_is_finished_is_never_written_again(server: rt.Server, root: pathlib.Path) -> None:
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(6, np.float32), name="w")
         saver = harness.Saver()
         path = pathlib.Path(saver.save(sess, root / "model.ckpt", 5))
-        (store,) = (path / "default").glob("ocdbt.process_*")
         before = {name: (path / name).read_bytes() for name in files_below(path) if (path / name).is_file()}
         with stranger(server) as they:
-            for process_id in (store.name.removeprefix("ocdbt.process_"), "another"):
-                with refused(EXISTS, str(path)):
-                    write(they, path / "default", process_id)
+            with refused(EXISTS, str(path)):
+                write(they, path / "default")
         assert {name: (path / name).read_bytes() for name in files_below(path) if (path / name).is_file()} == before
     with rt.Graph().as_default() as graph, rt.Session(server.target, graph) as sess:
         w = rt.Variable(np.zeros(6, np.float32), name="w")
@@ -211,10 +173,10 @@ def test_a_checkpoint_that_is_finished_is_never_written_again(server: rt.Server,
 
 
 def test_a_store_that_was_begun_is_not_written_by_another_job(they: Stranger, root: pathlib.Path) -> None:
-    (root / "ocdbt.process_1ps0").mkdir()
-    with refused(EXISTS, "ocdbt.process_1ps0"):
+    (root / "ocdbt.process_1joblocaltask0").mkdir()
+    with refused(EXISTS, "ocdbt.process_1joblocaltask0"):
         write(they, root)
-    assert files_below(root) == ["ocdbt.process_1ps0"]
+    assert files_below(root) == ["ocdbt.process_1joblocaltask0"]
 
 
 @pytest.mark.parametrize("rooted", [True, False])
@@ -227,8 +189,6 @@ def test_no_order_has_a_task_ask_other_servers(root: pathlib.Path, rooted: bool)
             for url in (f"http://{host}/a/", f"https://{host}/a/", "memory://a/", f"file://{root}/", "gs://b/x|http:"):
                 with refused(INVALID, url):
                     read(they, url)
-                with refused(INVALID, url):
-                    they.verify(url, "a", b"")
             with pytest.raises(BlockingIOError):
                 asked.accept()
     assert not files_below(root)
@@ -268,16 +228,11 @@ def test_a_root_may_be_a_link(tmp_path: pathlib.Path) -> None:
 def test_a_server_with_an_empty_root_keeps_no_checkpoints(root: pathlib.Path) -> None:
     with rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[]) as server, stranger(server) as they:
         with refused(DENIED, "nowhere"):
-            they.verify(root, "a", b"")
+            read(they, root)
 
 
 def test_without_a_root_directories_do_and_devices_do_not(root: pathlib.Path) -> None:
     with rt.Server(kit.addresses(local=1), "local", 0) as server, stranger(server) as they:
-        (root / MANIFEST_FILE).touch()
-        (root / "file").write_bytes(b"1")
-        (root / "zero").symlink_to("/dev/zero")
-        assert they.verify(root, "file", b"1") == []
-        assert they.verify(root, "zero", b"") == ["zero: is not a regular file"]
         (root / "manifest.ocdbt").symlink_to("/dev/zero")
         with refused(LOST, "manifest.ocdbt is not a regular file"):
             read(they, root)

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from runtime.checkpoint import pacing, storage
+from runtime.checkpoint import durability, pacing, storage, string_arrays
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError
 
@@ -26,14 +26,14 @@ def _strings(items: list[bytes]) -> np.ndarray:
 
 @hypothesis.given(st.lists(st.binary(max_size=20), max_size=12))
 def test_strings_come_back(items: list[bytes]) -> None:
-    assert storage.decode_strings(storage.encode_strings(_strings(items)), (len(items),)).tolist() == items
+    assert string_arrays.decode_strings(string_arrays.encode_strings(_strings(items)), (len(items),)).tolist() == items
 
 
 @hypothesis.given(st.lists(st.binary(max_size=5), min_size=1, max_size=4), st.integers(0, 1000))
 def test_cut_off_strings_are_told(items: list[bytes], cut: int) -> None:
-    data = storage.encode_strings(_strings(items))
+    data = string_arrays.encode_strings(_strings(items))
     with pytest.raises(DataLossError):
-        storage.decode_strings(data[: cut % data.size], (len(items),))
+        string_arrays.decode_strings(data[: cut % data.size], (len(items),))
 
 
 def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_path: pathlib.Path) -> None:
@@ -42,28 +42,28 @@ def test_blocks_of_one_array_are_written_one_after_the_other_and_read_alone(tmp_
         (ArraySlice("x", (4, 5), whole.dtype, whole.shape, (first, 0), (2, 5)), whole[first : first + 4])
         for first in (0, 4, 8)
     ]
-    wrote = list(storage.write_arrays(str(tmp_path / "store"), iter(blocks), group_bytes=80))
-    assert sum(wrote) == whole.nbytes and len(wrote) == 3
+    storage.write_store(str(tmp_path / "store"), iter(blocks), group_bytes=80)
     wanted = ArraySlice("x", (5, 2), whole.dtype, whole.shape, (3, 1), ())
-    found = storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0]
+    found = list(storage.read_each(storage.Source(str(tmp_path / "store")), [wanted]))[0]
     assert np.array_equal(found, whole[3:8, 1:3])
 
 
 def test_a_large_array_is_written_in_groups_too(tmp_path: pathlib.Path) -> None:
-    """So that writing it can rest, be cancelled and say how far it is."""
+    """So that writing it can rest and be cancelled."""
     whole = np.arange(2100, dtype=np.int32).reshape(21, 100)
     parts = [(0, 8), (8, 21)]
     arrays = [(ArraySlice("x", (b - a, 100), whole.dtype, whole.shape, (a, 0), (2, 100)), whole[a:b]) for a, b in parts]
-    wrote = list(storage.write_arrays(str(tmp_path / "store"), arrays, group_bytes=1700))
-    assert wrote == [1600, 1600, 1600, 1600, 1600, 400]
+    groups: list[None] = []
+    storage.write_store(str(tmp_path / "store"), arrays, cancelled=lambda: bool(groups.append(None)), group_bytes=1700)
+    assert len(groups) == 6
     wanted = ArraySlice("x", whole.shape, whole.dtype, whole.shape, (0, 0), ())
-    assert np.array_equal(storage.read_arrays(str(tmp_path / "store"), [wanted], ocdbt=True, zarr3=False)[0], whole)
+    assert np.array_equal(list(storage.read_each(storage.Source(str(tmp_path / "store")), [wanted]))[0], whole)
 
 
 def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     array = np.zeros(3, np.float32)
-    list(storage.write_arrays(store, [(ArraySlice("x", (3,), array.dtype, (3,), (0,), (3,)), array)]))
+    storage.write_store(store, [(ArraySlice("x", (3,), array.dtype, (3,), (0,), (3,)), array)])
     cases: list[tuple[ArraySlice, type[OpError]]] = [
         (ArraySlice("y", (3,), array.dtype, (3,), (0,), ()), NotFoundError),
         (ArraySlice("x", (4,), array.dtype, (4,), (0,), ()), InvalidArgumentError),
@@ -71,17 +71,21 @@ def test_what_is_not_there_or_not_as_told(tmp_path: pathlib.Path) -> None:
     ]
     for placed, error in cases:
         with pytest.raises(error):
-            storage.read_arrays(store, [placed], ocdbt=True, zarr3=False)
+            list(storage.read_each(storage.Source(store), [placed]))
 
 
 def test_cancelled_writing_stops(tmp_path: pathlib.Path) -> None:
     array = np.zeros(3, np.float32)
     items = [(ArraySlice(f"x{i}", (3,), array.dtype, (3,), (0,), (3,)), array) for i in range(9)]
-    wrote: list[int] = []
-    storage.write_store(
-        str(tmp_path / "store"), items, cancelled=lambda: len(wrote) > 0, wrote=wrote.append, group_bytes=1
-    )
-    assert 0 < len(wrote) < 9
+    asked: list[bool] = []
+
+    def cancelled() -> bool:
+        asked.append(len(asked) == 3)
+        return asked[-1]
+
+    store = str(tmp_path / "store")
+    storage.write_store(store, items, cancelled=cancelled, group_bytes=1)
+    assert len(storage.lacking(store, [placed for placed, _ in items])) == 6
 
 
 def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> None:
@@ -96,7 +100,7 @@ def test_nothing_is_written_any_more_after_an_error(tmp_path: pathlib.Path) -> N
     for attempt in range(4):
         store = tmp_path / str(attempt)
         with pytest.raises(UnavailableError, match="gone"):
-            list(storage.write_arrays(str(store), arrays(), group_bytes=rows.nbytes, in_flight=3))
+            storage.write_store(str(store), arrays(), group_bytes=rows.nbytes)
         shutil.rmtree(store)  # raises when a file comes meanwhile
     assert os.listdir(tmp_path) == []
 
@@ -105,14 +109,14 @@ def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.
     arrays = {f"x{i}": np.arange(i, i + 3, dtype=np.float32) for i in range(5)}
     placed = [ArraySlice(k, a.shape, a.dtype, a.shape, (0,), a.shape) for k, a in arrays.items()]
     store = str(tmp_path / "store")
-    written: list[int] = []
     rested_after: list[int] = []
     steps = iter([0, 1, 2, 2, 3])  # when the save begins, and after each group but the last: none came in the third
-    pace = pacing.Pace(lambda: next(steps), lambda secs: rested_after.append(len(written)), cores=2)
-    for size in storage.write_arrays(store, zip(placed, arrays.values(), strict=True), group_bytes=1, pace=pace):
-        written.append(size)
+    pace = pacing.Pace(
+        lambda: next(steps), lambda secs: rested_after.append(5 - len(storage.lacking(store, placed))), cores=2
+    )
+    storage.write_store(store, zip(placed, arrays.values(), strict=True), group_bytes=1, pace=pace)
     assert rested_after == [1, 2, 4]
-    assert [a.tolist() for a in storage.read_arrays(store, placed, ocdbt=True, zarr3=False)] == [
+    assert [a.tolist() for a in list(storage.read_each(storage.Source(store), placed))] == [
         a.tolist() for a in arrays.values()
     ]
 
@@ -120,32 +124,19 @@ def test_writing_rests_after_each_group_while_somebody_trains(tmp_path: pathlib.
 def test_checksums_see_every_change(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc" * 1000)
-    before = storage.checksum(str(path))
+    before = durability.checksum(str(path))
     assert before[0] == 3000
     path.write_bytes(b"abc" * 999 + b"abd")
-    assert storage.checksum(str(path)) != before
-    assert storage.files_below(str(tmp_path)) == ["file"]
+    assert durability.checksum(str(path)) != before
+    assert durability.files_below(str(tmp_path)) == ["file"]
 
 
-def test_checksums_that_are_taken_while_files_grow(tmp_path: pathlib.Path) -> None:
-    sums = storage.Checksums(str(tmp_path))
-    (tmp_path / "done").write_bytes(b"x" * 1000)
-    (tmp_path / "grows").write_bytes(b"y" * 10)
-    sums.advance()
-    sums.advance()  # by now both seem to be finished
-    with open(tmp_path / "grows", "ab") as file:
-        file.write(b"z")
-    (tmp_path / "late").write_bytes(b"")
-    assert sums.finish() == {name: storage.checksum(str(tmp_path / name)) for name in ("done", "grows", "late")}
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path, mapped: bool) -> None:
+def test_what_is_read_is_aligned_for_xla(tmp_path: pathlib.Path) -> None:
     store = str(tmp_path / "store")
     arrays = {f"x{i}": np.arange(5 + i, dtype=np.float32) for i in range(9)}
     placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
-    list(storage.write_arrays(store, zip(placed, arrays.values(), strict=True)))
-    found = list(storage.read_each(store, placed, ocdbt=True, zarr3=False, mapped=mapped))
+    storage.write_store(store, zip(placed, arrays.values(), strict=True))
+    found = list(storage.read_each(storage.Source(store), placed))
     assert all(a.ctypes.data % storage.ALIGNMENT == 0 for a in found)
     assert [a.tolist() for a in found] == [a.tolist() for a in arrays.values()]
 
@@ -154,7 +145,7 @@ def test_an_index_that_says_that_it_is_plain_and_is_not_is_tried_out(tmp_path: p
     directory = tmp_path / "store"
     arrays = {f"x{i}": np.arange(500, dtype=np.float32) for i in range(9)}
     placed = [ArraySlice(n, a.shape, a.dtype, a.shape, (0,), a.shape) for n, a in arrays.items()]
-    list(storage.write_arrays(str(directory), zip(placed, arrays.values(), strict=True), group_bytes=4000))
+    storage.write_store(str(directory), zip(placed, arrays.values(), strict=True), group_bytes=4000)
     manifest = directory / "manifest.ocdbt"
     whole = manifest.read_bytes()
     assert storage._is_plain(str(directory))
@@ -208,8 +199,8 @@ def test_a_signal_while_a_file_is_opened_is_no_damage(tmp_path: pathlib.Path) ->
     sys.setprofile(signalled)
     try:
         with pytest.raises(SystemExit):
-            storage.small_text(str(path))
+            durability.small_text(str(path))
     finally:
         sys.setprofile(None)
     assert os.listdir("/proc/self/fd") == files
-    assert storage.small_text(str(path)) == "text"
+    assert durability.small_text(str(path)) == "text"

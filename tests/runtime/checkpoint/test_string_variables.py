@@ -11,7 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
-from runtime.checkpoint import storage
+from runtime.checkpoint import storage, string_arrays
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, ProgramOutput, Stage, StageCall
@@ -43,7 +43,7 @@ def test_only_bytes_are_encoded_as_strings(item: object) -> None:
     array = np.empty((2,), object)
     array[:] = [b"fine", item]
     with pytest.raises(rt.InvalidArgumentError, match=type(item).__name__):
-        storage.encode_strings(array)
+        string_arrays.encode_strings(array)
 
 
 def assign_to(server: rt.Server, value: np.ndarray) -> None:
@@ -111,10 +111,10 @@ def test_chunks_that_do_not_fit_their_variable_are_refused(
     with stranger(server) as they:
         job = they.take([slice_of("w", VALUE, **fields)])
         with refused(INVALID, "'w'", "chunks"):
-            they.order(write=ORDER.Write(job=job, directory=str(tmp_path), process_id="1"))
+            they.order(write=ORDER.Write(job=job, directory=str(tmp_path)))
         assert list(tmp_path.iterdir()) == []
         job = they.take([slice_of("w", VALUE, full_shape=[12], offset=[6], chunk=[3])])  # one that does
-        assert they.order(write=ORDER.Write(job=job, directory=str(tmp_path), process_id="1")).write.files
+        assert they.order(write=ORDER.Write(job=job, directory=str(tmp_path))).write.files
 
 
 def write_zarr(directory: pathlib.Path, shape: list[int], chunks: list[int], data: bytes) -> None:
@@ -144,8 +144,8 @@ def test_a_chunk_that_dwarfs_its_array_is_refused(tmp_path: pathlib.Path) -> Non
     write_zarr(tmp_path / "usual" / "w", [6], [1 << 10], zlib.compress(usual.tobytes()))  # larger than its array
     wanted = [ArraySlice.whole("w", VALUE.shape, VALUE.dtype)]
     with pytest.raises(rt.DataLossError, match=f"'w'.*{1 << 30}"):
-        storage.read_arrays(str(tmp_path / "bomb"), wanted, ocdbt=False, zarr3=False)
-    (found,) = storage.read_arrays(str(tmp_path / "usual"), wanted, ocdbt=False, zarr3=False)
+        list(storage.read_each(storage.Source(str(tmp_path / "bomb"), ocdbt=False), wanted))
+    (found,) = storage.read_each(storage.Source(str(tmp_path / "usual"), ocdbt=False), wanted)
     assert found.tolist() == VALUE.tolist()
 
 

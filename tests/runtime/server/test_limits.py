@@ -487,7 +487,7 @@ def test_a_save_ends_with_its_session(
     monkeypatch.setattr("runtime.checkpoint.storage.write_store", write_store)  # a disk that takes for ever
     job = they.take([])
     leadership = Leadership(they.epoch, OWNER).to_proto()
-    write = ORDER(leadership=leadership, write=ORDER.Write(job=job, directory=str(tmp_path), process_id="nobody"))
+    write = ORDER(leadership=leadership, write=ORDER.Write(job=job, directory=str(tmp_path)))
     first = they.worker.Checkpoint.future(write, timeout=60)
     assert began.wait(60)
     first.cancel()  # as by a connection that breaks: the order comes again

@@ -4,7 +4,7 @@ import contextlib
 import json
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import runtime as rt
-from runtime.checkpoint.storage import MANIFEST_FILE
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc
@@ -133,7 +132,7 @@ def test_stuck_orders_stop_neither_status_nor_registration_nor_saves_nor_trainin
             with stranger(ps) as they:
                 job = they.take([slice_of("w", np.zeros(3, np.float32))])
                 (tmp_path / "save").mkdir()
-                write = ORDER.Write(job=job, directory=str(tmp_path / "save"), process_id="p")
+                write = ORDER.Write(job=job, directory=str(tmp_path / "save"))
                 assert they.order(write=write).write.files
             assert sess.run(w).tolist() == [20.0] * 3
         assert running(ps, WAITING) == count and not any(call.done() for call in stuck)
@@ -170,39 +169,50 @@ def test_a_call_that_waits_its_turn_gets_it_and_one_connection_has_half() -> Non
         until(lambda: running(server, REGISTRATIONS) == 0)
 
 
-@pytest.mark.disk
-def test_comparing_files_ends_with_its_caller(tmp_path: pathlib.Path) -> None:
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Makes each write of a checkpoint last until its job ends; returns the event of the first one's beginning."""
+    began = threading.Event()
+
+    def write_store(directory: str, arrays: object, *, cancelled: Callable[[], bool], **_: object) -> list[object]:
+        began.set()
+        until(cancelled, secs=120)
+        return []
+
+    monkeypatch.setattr("runtime.checkpoint.storage.write_store", write_store)
+    return began
+
+
+def test_an_order_that_waits_for_a_job_ends_with_its_caller(tmp_path: pathlib.Path, endless: threading.Event) -> None:
     with serving() as server:
-        for name in ("large", MANIFEST_FILE):
-            (tmp_path / name).touch()
-        with (tmp_path / "large").open("r+b") as file:
-            file.truncate(1 << 42)  # all holes: hours of reading
         they = Stranger(server)
         with they.channel:
             they.claim()
-            verify = ORDER.Verify(directory=str(tmp_path), files=[pb.FileDef(path="large", size=1 << 42)])
-            message = ORDER(leadership=leadership_of(they), verify=verify)
+            write = ORDER.Write(job=they.take([]), directory=str(tmp_path))
+            message = ORDER(leadership=leadership_of(they), write=write)
             calls = [they.worker.Checkpoint.future(message, timeout=60) for _ in range(64)]
+            assert endless.wait(60)
             until(lambda: running(server, CHECKPOINT_ORDERS) == 32)  # half of the pool
             assert rt.probe(server.address).task == "/job:local/task:0"
-            for call in calls[:-1]:
+            for call in calls:
                 call.cancel()
-            until(lambda: running(server, CHECKPOINT_ORDERS) == 1)
+            until(lambda: running(server, CHECKPOINT_ORDERS) == 1)  # the one that writes ends with its job
+            they.close_session()
         until(lambda: running(server, CHECKPOINT_ORDERS) == 0)
 
 
-def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path) -> None:
-    with serving(order_secs=0.2) as server:
-        for name in ("large", MANIFEST_FILE):
-            (tmp_path / name).touch()
-        with (tmp_path / "large").open("r+b") as file:
-            file.truncate(1 << 42)
+def test_an_order_about_a_checkpoint_has_a_deadline(tmp_path: pathlib.Path, endless: threading.Event) -> None:
+    with serving(order_secs=0.5) as server:
         they = Stranger(server)
         with they.channel:
             they.claim()
-            verify = ORDER.Verify(directory=str(tmp_path), files=[pb.FileDef(path="large", size=1 << 42)])
-            with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "comparing files"):
-                they.order(verify=verify)
+            write = ORDER.Write(job=they.take([]), directory=str(tmp_path))
+            first = they.worker.Checkpoint.future(ORDER(leadership=leadership_of(they), write=write), timeout=60)
+            assert endless.wait(60)
+            with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "writing a checkpoint"):
+                they.order(write=write)
+            they.close_session()
+            assert first.exception(timeout=60) is not None
 
 
 def leadership_of(they: Stranger) -> Any:

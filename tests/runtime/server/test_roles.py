@@ -63,7 +63,7 @@ TABLE = {
     **dict.fromkeys(("checkpoint.states", "checkpoint.changed"), TRAIN),
     **dict.fromkeys(("run.claim", "run.load", "run.open", "run.finish", "quorum"), LEAD),
     **dict.fromkeys(("checkpoint.pause", "checkpoint.let_through", "checkpoint.take", "checkpoint.write"), LEAD),
-    **dict.fromkeys(("checkpoint.progress", "checkpoint.verify", "checkpoint.read", "checkpoint.receive"), LEAD),
+    **dict.fromkeys(("checkpoint.confirm", "checkpoint.read", "checkpoint.receive"), LEAD),
     **dict.fromkeys(("checkpoint.commit", "checkpoint.drop", "checkpoint.bytes"), LEAD),
     "tensors": TASKS,
     "fetch": TASKS,

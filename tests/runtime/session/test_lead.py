@@ -169,7 +169,7 @@ def test_a_plain_saver_beside_a_chief_deposes_nobody_and_loses_its_jobs_with_it(
         for path in (chiefs_path, harness.Saver(transfer=transfer).save(plain, tmp_path / "plain", 1)):
             assert [harness.load_variable(path, f"v{i}")[0] for i in range(3)] == [0, 1, 2]
         assert records.leads() and records.lead and obeyed(cluster, *PS, W) == {records.lead.leadership}
-        chiefs.checkpoint_coordinator.progress(snapshots[0])  # nothing of it was lost
+        chiefs.checkpoint_coordinator.confirm(snapshots[0])  # nothing of it was lost
         new = RunRecords(cluster[TARGET].target, is_chief=True)
         new.claim()
         for sess, snapshot in zip((chiefs, plain), snapshots, strict=True):
