@@ -55,19 +55,18 @@ def listens(address: str) -> bool:
 def _hold_one(lowest: int, highest: int) -> socket.socket:
     # A generator with a seed would give two launchers that were forked alike the same ports.
     chosen = random.SystemRandom()
-    for attempt in range(_TRIES + 1):
+    tries = _TRIES if highest - lowest >= _TRIES else 0
+    for _ in range(tries):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # Port 0, the system's choice, when the range is too small or too full.
-        port = chosen.randint(lowest, highest) if attempt < _TRIES and highest - lowest >= _TRIES else 0
         try:
-            holder.bind(("", port))
+            holder.bind(("", chosen.randint(lowest, highest)))
+            return holder
         except OSError:
             holder.close()
-            if port == 0:
-                raise
-        else:
-            return holder
-    raise AssertionError("the last attempt returns or raises")
+    # The choice of the system, where the range is too small or too full.
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder.bind(("", 0))
+    return holder
 
 
 def _highest_quiet() -> int:

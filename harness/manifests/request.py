@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.launch.policy import PS, WORKER
 from harness.launch.tasks import PS_ENVIRONMENT
@@ -27,13 +27,10 @@ TRAINER = ("python", "-m", "models.mnist.trainer")
 
 
 @dataclass(frozen=True)
-class ClusterRequest:
-    """A cluster to be started by an engine.
+class ClusterRequest(Workload):
+    """A cluster to be started by an engine, of the size of a workload.
 
     Attributes:
-        ps: Number of ps.
-        workers: Number of tasks that train, the chief included.
-        model_bytes: Bytes of all trained variables.
         name: Name of the job and of all its objects.
         image: Image of the containers.
         gpus: GPUs of each worker.
@@ -41,12 +38,8 @@ class ClusterRequest:
         command: Program and arguments of every task.
         elastic: True if workers come and go. Then the number of workers may change while they train.
         exit_codes: True if the command takes ``--exit_codes``, the flag that chooses the exit codes for an engine.
-        job: Workload from which the sizes follow.
     """
 
-    ps: int
-    workers: int
-    model_bytes: float
     name: str = "bellwether"
     image: str = "bellwether:latest"
     gpus: int = 0
@@ -54,20 +47,11 @@ class ClusterRequest:
     command: Sequence[str] = TRAINER
     exit_codes: bool = True
     elastic: bool = False
-    job: Workload = field(init=False)
-    slots: float = 2.0
-    compute_secs: float = 0.1
-    network_bytes_per_s: float = 10e9 / 8
-
-    def __post_init__(self) -> None:
-        """Computes the job. Raises ValueError as ``Workload`` does."""
-        job = Workload(self.ps, self.workers, self.model_bytes, self.slots, self.compute_secs, self.network_bytes_per_s)
-        object.__setattr__(self, "job", job)
 
     @property
     def sizes(self) -> Sizes:
         """The memory and the cores of the tasks."""
-        return sizes(self.job)
+        return sizes(self)
 
     @property
     def logdir(self) -> str:

@@ -87,10 +87,7 @@ class Config:
     security: str | None = _text(
         None,
         "Directory of certificates (python -m harness.certs makes one), or file with a token, the same on every task. "
-        "Default: $BELLWETHER_SECURITY. Needed where tasks are on several hosts.",
-    )
-    insecure: bool = _switch(
-        False, "Let everybody in who reaches this task, and encrypt nothing, where tasks are on several hosts."
+        "insecure lets everybody in. Default: $BELLWETHER_SECURITY. Needed where tasks are on several hosts.",
     )
     logdir: str = _text(
         "runs/mnist",
@@ -198,8 +195,6 @@ class Config:
     @property
     def given_security(self) -> rt.Security | None:
         """The security that the flags ask for; None leaves it to the environment."""
-        if self.insecure:
-            return rt.Security.insecure()
         return rt.Security.from_text(self.security) if self.security else None
 
     @property
@@ -246,10 +241,6 @@ class Config:
         """Yields pairs (is wrong, message) for flags that do not fit together."""
         bounded, evaluates = self.max_staleness is not None, self.me.job == "evaluator"
         ps, chiefs = (len(self.me.cluster.as_dict().get(job, ())) for job in ("ps", "chief"))
-        yield (
-            self.insecure and self.security,
-            "--insecure lets everybody in, and --security only some: leave one of them out",
-        )
         yield self.sync == PS and bounded, "--max_staleness bounds asynchronous training: leave it out with --sync"
         yield (
             self.ps_backups and ps < 2,

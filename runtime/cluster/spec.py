@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -35,22 +35,6 @@ class TaskId:
         return f"/job:{self.job}/task:{self.index}"
 
 
-class _JobDefLike(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tasks(self) -> Mapping[int, str]: ...
-
-
-class ClusterDefLike(Protocol):
-    """A `ClusterDef` message: of `cluster_pb2`, or of another proto with the same fields."""
-
-    @property
-    def job(self) -> Sequence[_JobDefLike]:
-        """The jobs, each with `.name` and a mapping `.tasks` from index to address."""
-
-
 JobsLike = Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]]
 """The plain form of a `ClusterSpec`: job name to a list of addresses, or to {index: address}."""
 
@@ -70,7 +54,7 @@ class ClusterSpec:
         InvalidArgumentError: a task index is negative, or a job or index is given twice.
     """
 
-    def __init__(self, cluster: "JobsLike | ClusterSpec | ClusterDefLike") -> None:
+    def __init__(self, cluster: "JobsLike | ClusterSpec | Message") -> None:
         """Makes the resolver; see the class."""
         self._jobs: dict[str, dict[int, str]] = {}
         if isinstance(cluster, ClusterSpec):
@@ -79,7 +63,8 @@ class ClusterSpec:
             self._jobs = {_job_name(job): _job_tasks(job, tasks) for job, tasks in cluster.items()}
         # A message's fields are no attributes of its class, so a runtime-checkable Protocol does not know them.
         elif isinstance(cluster, Message) and "job" in cluster.DESCRIPTOR.fields_by_name:
-            for job_def in cluster.job:
+            jobs: Any = cluster
+            for job_def in jobs.job:
                 if job_def.name in self._jobs:
                     raise InvalidArgumentError(f"job {job_def.name!r} is given twice")
                 self._jobs[job_def.name] = _job_tasks(job_def.name, job_def.tasks)
@@ -221,10 +206,8 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
     """
     found = []
     for job in sorted({*here.jobs, *there.jobs}):
-        for ours, theirs, one, other in ((here, there, "here", "there"), (there, here, "there", "here")):
-            if job not in theirs._jobs:
-                found.append(f"job {job}: {_count(len(ours._jobs[job]))} {one}, no such job {other}")
         if job not in here._jobs or job not in there._jobs:
+            found.append(f"job {job}: only {'here' if job in here._jobs else 'there'}")
             continue
         left, right = here._jobs[job], there._jobs[job]
         for index in sorted({*left, *right}):
@@ -288,10 +271,6 @@ def join_address(host: str, port: int) -> str:
     '[::1]:2222'
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _count(tasks: int) -> str:
-    return f"{tasks} task" if tasks == 1 else f"{tasks} tasks"
 
 
 def _shown(address: str | None) -> str:

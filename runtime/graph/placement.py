@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from google.protobuf.message import Message
+
 from runtime.cluster.device_spec import ANYWHERE
 from runtime.cluster.device_spec import DeviceSpec as DeviceSpec
-from runtime.cluster.spec import ClusterDefLike, ClusterSpec, JobsLike
+from runtime.cluster.spec import ClusterSpec, JobsLike
 from runtime.tensor_spec import DType
 
 _log = logging.getLogger(__name__)
@@ -140,7 +142,7 @@ def replica_device_setter(
     ps_device: str | None = "/job:ps",
     worker_device: str | None = "/job:worker",
     merge_devices: bool = True,
-    cluster: "ClusterSpec | JobsLike | ClusterDefLike | None" = None,
+    cluster: "ClusterSpec | JobsLike | Message | None" = None,
     ps_ops: Sequence[str] | None = None,
     ps_strategy: Callable[[OpInfo], int] | None = None,
 ) -> DeviceFunction | None:

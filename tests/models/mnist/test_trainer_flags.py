@@ -83,7 +83,6 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
     ("given", "expected"),
     [
         ({}, None),
-        ({"insecure": True}, rt.Security.insecure()),
         ({"security": "insecure"}, rt.Security.insecure()),
         ({"security": "/no/such/token"}, rt.Security("/no/such/token")),
         ({"security": "/"}, rt.Security(certificates="/")),
@@ -93,11 +92,6 @@ def test_whom_a_task_lets_in(parsed: Any, given: dict[str, Any], expected: rt.Se
     with flagsaver.flagsaver(**given):
         config = Config.from_flags()
     assert config.given_security == expected and config.problem() is None
-
-
-def test_a_task_does_not_let_in_everybody_and_only_some(parsed: Any) -> None:
-    with flagsaver.flagsaver(insecure=True, security="certs"):
-        assert "leave one of them out" in (Config.from_flags().problem() or "")
 
 
 @pytest.mark.chaos
