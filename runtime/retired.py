@@ -60,6 +60,8 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     ),
     "DataShards(shuffle=)": "since 0.2 every epoch has an order of its own; leave the argument out",
     "--color": "since 0.2 a terminal has colours, unless NO_COLOR is set; leave the flag out",
+    "--sync=ps": "since 0.2 use --sync",
+    "--sync=async": "since 0.2 use --nosync",
     "--insecure": "since 0.2 use --security=insecure",
     "--ps_backups_sync": "since 0.2 use --ps_backups_lag=0",
     **dict.fromkeys(

@@ -20,23 +20,7 @@ from harness import exit_codes, monitoring
 _NO_FLAGS = ("me", "checkpoint_root", "limits")
 _LIMIT = "limit_"
 """Prefix of the flag for a field of ``rt.Limits``."""
-ASYNC, PS = "async", "ps"
 LEARNING_RATES = {"sgd": 0.5, "momentum": 0.05, "adagrad": 0.1, "adam": 0.005}
-
-
-class _SyncParser(flags.EnumParser):
-    """A parser that accepts ``--sync`` for ``--sync=ps`` and ``--nosync`` for ``--sync=async``."""
-
-    def parse(self, argument: str) -> str:
-        mode: str = super().parse({"true": PS, "false": ASYNC}.get(argument, argument))
-        return mode
-
-
-def _define_sync(name: str, default: str, help: str) -> None:
-    flag = flags.Flag(_SyncParser([ASYNC, PS]), flags.ArgumentSerializer(), name, default, help)
-    # Absl lets only boolean flags stand without a value.
-    flag.boolean = True
-    flags.DEFINE_flag(flag)
 
 
 def _flag(define: Callable[..., object], *rest: object, low: float | None = None, high: float | None = None) -> Any:
@@ -54,7 +38,7 @@ def _flag(define: Callable[..., object], *rest: object, low: float | None = None
     return field(metadata={"define": partial(define, **bounds), "rest": rest})
 
 
-_text, _switch, _sync = (partial(_flag, define) for define in (flags.DEFINE_string, flags.DEFINE_bool, _define_sync))
+_text, _switch = (partial(_flag, define) for define in (flags.DEFINE_string, flags.DEFINE_bool))
 _count, _number, _choice = (
     partial(_flag, define) for define in (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_enum)
 )
@@ -150,11 +134,7 @@ class Config:
         "Seconds to wait for the cluster to start, 7200 at most. Default: 7200. Recoveries are not bounded by it.",
         low=0.0,
     )
-    sync: str = _sync(
-        ASYNC,
-        "Synchronous training. --sync or --sync=ps: gradients are averaged on the ps. --sync=async: each worker for "
-        "itself.",
-    )
+    sync: bool = _switch(False, "Synchronous training: the gradients of a step are averaged on the ps.")
     elastic: bool = _switch(
         False,
         "Workers join and leave while training runs: the data is dealt out to those who are there, and a step of "
@@ -214,7 +194,7 @@ class Config:
     def batches_per_step(self) -> int:
         """Number of batches, each of one worker, that one global step consumes."""
         # With workers that come and go, the number at the start stands for the run.
-        return self.workers if self.sync == PS else 1
+        return self.workers if self.sync else 1
 
     def steps_per_epoch(self, examples: int) -> float:
         """Returns the number of global steps in one pass over ``examples`` training examples."""
@@ -241,13 +221,13 @@ class Config:
         """Yields pairs (is wrong, message) for flags that do not fit together."""
         bounded, evaluates = self.max_staleness is not None, self.me.job == "evaluator"
         ps, chiefs = (len(self.me.cluster.as_dict().get(job, ())) for job in ("ps", "chief"))
-        yield self.sync == PS and bounded, "--max_staleness bounds asynchronous training: leave it out with --sync"
+        yield self.sync and bounded, "--max_staleness bounds asynchronous training: leave it out with --sync"
         yield (
             self.ps_backups and ps < 2,
             f"--ps_backups=1 mirrors each ps on the next one: it needs two --ps_hosts at least, and there are {ps}",
         )
         yield (
-            self.ps_backups and (self.sync == PS or bounded),
+            self.ps_backups and (self.sync or bounded),
             "--ps_backups mirrors variables, not who waits for whom: leave it out with --sync and --max_staleness",
         )
         yield self.elastic and self.prefetch, "--elastic counts a batch with its own step: leave --prefetch out"

@@ -36,7 +36,7 @@ import harness
 from harness import exit_codes, monitoring
 from models.mnist import config as config_flags
 from models.mnist import data, model
-from models.mnist.config import PS, Config
+from models.mnist.config import Config
 from models.mnist.files import DataError
 
 flags.adopt_module_key_flags(config_flags)  # --help lists them
@@ -269,7 +269,7 @@ def deal(config: Config, examples: int) -> harness.DataShards:
 
 def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOptimizer:
     """Wraps the optimizer for the mode of --sync; the wrapper has the same methods."""
-    if config.sync == PS:
+    if config.sync:
         workers = None if config.elastic else config.workers
         return harness.SyncReplicas(
             optimizer,
@@ -287,7 +287,7 @@ def together(optimizer: harness.AnyOptimizer, config: Config) -> harness.AnyOpti
 def update_rule(config: Config, steps: int) -> optax.GradientTransformation:
     """Returns the optax transformation of a run of ``steps`` global steps."""
     # With workers that come and go, the number of synchronous steps is not known before the end.
-    is_known = not (config.elastic and config.sync == PS) or config.train_steps is not None
+    is_known = not (config.elastic and config.sync) or config.train_steps is not None
     # Optax counts updates in int32 and stops at the largest count, so a longer schedule would never end.
     last = min(max(steps, 1), np.iinfo(np.int32).max)
     falls = config.optimizer == "adam" and is_known

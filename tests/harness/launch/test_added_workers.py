@@ -11,9 +11,9 @@ from tests.kit.processes import Program
 pytestmark = pytest.mark.chaos
 
 
-@pytest.mark.parametrize("mode", ["async", "ps"])
+@pytest.mark.parametrize("mode", ["nosync", "sync"])
 def test_mnist_with_workers_that_come_later(tmp_path: pathlib.Path, mode: str) -> None:
-    trainer = ["python", "-m", "models.mnist.trainer", f"--sync={mode}", "--elastic", "--hidden_units=10"]
+    trainer = ["python", "-m", "models.mnist.trainer", f"--{mode}", "--elastic", "--hidden_units=10"]
     trainer += ["--epochs=1e9", f"--logdir={tmp_path}", "--save_summaries_secs=0", "--log_every_steps=20"]
     launch = ["python", "-m", "harness.launch"]
     with Program(*launch, "--ps=2", "--workers=1", "--", *trainer, env=real_mnist.ENVIRON) as first:

@@ -26,19 +26,6 @@ def parsed() -> Iterator[Callable[..., Config]]:
         yield parse
 
 
-@pytest.mark.parametrize(
-    ("argument", "mode"),
-    [
-        ("--sync", "ps"),
-        ("--sync=ps", "ps"),
-        ("--nosync", "async"),
-        ("--sync=async", "async"),
-    ],
-)
-def test_sync_with_and_without_a_value(parsed: Callable[..., Config], argument: str, mode: str) -> None:
-    assert parsed(argument).sync == mode
-
-
 def test_an_unknown_mode_is_refused(parsed: Callable[..., Config]) -> None:
     with pytest.raises(flags.IllegalFlagValueError, match="sync"):
         parsed("--sync=never")
