@@ -16,7 +16,7 @@ import numpy as np
 import runtime as rt
 from runtime.task.worker import Worker
 from runtime.tensor_spec import aligned_buffer
-from runtime.wire import Reply
+from runtime.wire.connection import Reply
 
 
 class Stopwatch:

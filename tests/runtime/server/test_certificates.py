@@ -25,7 +25,8 @@ from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
 from runtime.master import tasks
 from runtime.trust.security import VARIABLE, Security
-from runtime.wire import Endpoint, Peer
+from runtime.wire.endpoint import Endpoint
+from runtime.wire.peer import Peer
 from tests.kit import certificates
 from tests.kit.processes import ROOT
 from tests.kit.waits import until

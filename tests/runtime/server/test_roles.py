@@ -37,9 +37,10 @@ from runtime.state.leadership import Leadership
 from runtime.trust import roles
 from runtime.trust.roles import ClientRole, identity_of
 from runtime.trust.security import VARIABLE, Security
-from runtime.wire import Endpoint, Peer
 from runtime.wire.codec import Layout
+from runtime.wire.endpoint import Endpoint
 from runtime.wire.handles import BACKUP, FETCH, PULL, PUSH
+from runtime.wire.peer import Peer
 from tests.kit import certificates
 from tests.kit.waits import until
 from tests.runtime import kit

@@ -30,10 +30,12 @@ from runtime.proto import services_pb2 as pb
 from runtime.rpc import rpc
 from runtime.trust.roles import ClientRole
 from runtime.trust.security import VARIABLE, Security, observer_key, tensor_proof
-from runtime.wire import Endpoint, Peer, frames
+from runtime.wire import frames
 from runtime.wire.codec import Layout
 from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint
 from runtime.wire.handles import BACKUP, PULL
+from runtime.wire.peer import Peer
 from tests.kit import certificates
 from tests.kit.waits import until
 from tests.runtime import kit

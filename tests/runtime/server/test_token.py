@@ -27,7 +27,9 @@ from runtime.proto import services_pb2_grpc
 from runtime.rpc import rpc
 from runtime.trust.security import VARIABLE, Security, find_token, tensor_proof
 from runtime.trust.token_files import Token
-from runtime.wire import Endpoint, Peer, frames
+from runtime.wire import frames
+from runtime.wire.endpoint import Endpoint
+from runtime.wire.peer import Peer
 from tests.kit.processes import Program, Task
 from tests.runtime import kit
 from tests.runtime.stranger import challenge, key_of, shown

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from harness.testing.processes import Zygote
-from runtime.wire import host_id, listener, sockets
+from runtime.wire import listener, sockets
+from runtime.wire.endpoint import host_id
 
 
 @pytest.fixture

@@ -16,7 +16,13 @@ from runtime.errors import CancelledError, FailedPreconditionError, NotFoundErro
 from runtime.tensor_spec import TensorSpec
 from runtime.trust.security import FindToken, tensor_proof
 from runtime.trust.token_files import Token
-from runtime.wire import Endpoint, Lane, Layout, Peer, Reply, TensorServer, current_lane, frames
+from runtime.wire import frames
+from runtime.wire.channel import Lane
+from runtime.wire.codec import Layout
+from runtime.wire.connection import Reply, current_lane
+from runtime.wire.endpoint import Endpoint
+from runtime.wire.listener import TensorServer
+from runtime.wire.peer import Peer
 from tests.kit.processes import Task
 
 TASK = "/job:ps/task:0"

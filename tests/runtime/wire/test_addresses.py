@@ -15,7 +15,10 @@ import pytest
 from runtime import timeouts
 from runtime.errors import CancelledError, UnavailableError
 from runtime.trust.certificates import Certificates
-from runtime.wire import ChannelOptions, Endpoint, Peer, TensorServer
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint
+from runtime.wire.listener import TensorServer
+from runtime.wire.peer import Peer
 from tests.kit.certificates import make
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import make_peer, make_server

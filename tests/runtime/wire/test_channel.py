@@ -29,7 +29,11 @@ from runtime.errors import (
 from runtime.limits import Limits
 from runtime.tensor_spec import TensorSpec
 from runtime.trust.certificates import Certificates
-from runtime.wire import ChannelOptions, Endpoint, Layout, Reply, TensorBuffer, frames, sockets
+from runtime.wire import frames, sockets
+from runtime.wire.codec import Layout, TensorBuffer
+from runtime.wire.connection import Reply
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint
 from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.wire import kit

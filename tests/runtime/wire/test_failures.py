@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from runtime.errors import AbortedError, CancelledError, DeadlineExceededError, UnavailableError
-from runtime.wire import ChannelOptions, Endpoint, TensorServer
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint
+from runtime.wire.listener import TensorServer
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import TASK, CuttingProxy, Desk, ServerProcess, addend, make_peer, make_server

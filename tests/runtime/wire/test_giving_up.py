@@ -10,8 +10,9 @@ import pytest
 from runtime import timeouts
 from runtime.errors import CancelledError, DeadlineExceededError, UnavailableError
 from runtime.trust.certificates import Certificates
-from runtime.wire import ChannelOptions, Reply, channel
-from runtime.wire.connection import call_memory, caller_is_gone
+from runtime.wire import channel
+from runtime.wire.connection import Reply, call_memory, caller_is_gone
+from runtime.wire.dial import ChannelOptions
 from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.wire import kit

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from runtime.wire import Peer, TensorServer, connection
+from runtime.wire import connection
 from runtime.wire.connection import Connection
 from runtime.wire.dial import ChannelOptions
+from runtime.wire.listener import TensorServer
+from runtime.wire.peer import Peer
 from runtime.wire.reply_cache import LaneTable
 from tests.runtime.wire.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, finds, make_peer, make_server
 

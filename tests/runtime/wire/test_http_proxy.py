@@ -6,7 +6,8 @@ import time
 import pytest
 
 import runtime as rt
-from runtime.wire import Endpoint, http_proxy
+from runtime.wire import http_proxy
+from runtime.wire.endpoint import Endpoint
 
 
 @pytest.mark.parametrize("text", ["nowhere", ":80", "host:", "host:x"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import TaskLeftError, UnavailableError
-from runtime.wire import ChannelOptions
+from runtime.wire.dial import ChannelOptions
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import ADD, addend, make_peer, make_server

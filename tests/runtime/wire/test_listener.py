@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import UnavailableError
-from runtime.wire import ChannelOptions, Endpoint
+from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 

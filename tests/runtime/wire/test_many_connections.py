@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ResourceExhaustedError
-from runtime.wire import TensorServer, frames, listener
+from runtime.wire import frames, listener
+from runtime.wire.listener import TensorServer
 from tests.kit.waits import until
 from tests.runtime.kit import limited
 from tests.runtime.wire import kit
