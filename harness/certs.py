@@ -76,10 +76,10 @@ class CA:
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         name = _name(f"Bellwether CA {secrets.token_hex(4)}")
-        builder = _builder(name, name, key, now - _EARLIER, now + datetime.timedelta(days=days))
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-        return cls(builder.sign(key, hashes.SHA256()), key)
+        end = now + datetime.timedelta(days=days)
+        constraints, usage = x509.BasicConstraints(ca=True, path_length=0), _usage(signs_certificates=True)
+        certificate = _signed(key, name, name, key, now - _EARLIER, end, [constraints, usage])
+        return cls(certificate, key)
 
     @classmethod
     def load(cls, directory: Path) -> CA:
@@ -125,23 +125,24 @@ class CA:
         key = ec.generate_private_key(ec.SECP256R1())
         begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
         end = min(end, self.certificate.not_valid_after_utc)
-        builder = _builder(self.certificate.subject, _name(names[0]), key, begin, end)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
         sides = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if not set(role.split("/")[3:4]) & set(CLIENTS):
             sides.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(sides), critical=False)
         general = list(map(_general, names))
         if role:
             # Not at the top: the runtime takes a second to import, and certificates without a role need nothing of it.
             from runtime.lowlevel import server_names
 
             general += [*map(x509.DNSName, server_names(role)), x509.UniformResourceIdentifier(role)]
-        builder = builder.add_extension(x509.SubjectAlternativeName(general), critical=False)
-        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        builder = builder.add_extension(signer, critical=False)
-        return _pem(key, builder.sign(self.key, hashes.SHA256()))
+        extensions = [
+            x509.BasicConstraints(ca=False, path_length=None),
+            _usage(signs_certificates=False),
+            x509.ExtendedKeyUsage(sides),
+            x509.SubjectAlternativeName(general),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+        ]
+        issuer, subject = self.certificate.subject, _name(names[0])
+        return _pem(key, _signed(self.key, issuer, subject, key, begin, end, extensions))
 
 
 def parse_hosts(text: str) -> list[list[str]]:
@@ -224,17 +225,20 @@ def make_certificates(
     if there and not renew:
         raise CertificateError(f"{out} has certificates of {', '.join(there)}, which stay: --renew replaces them")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any((out / f"{AUTHORITY}{ending}").exists() for ending in (".key", ".pem")):
+    own = [out / f"{AUTHORITY}.key", out / f"{AUTHORITY}.pem"]
+    if any(path.exists() for path in own):
         authority = CA.load(out)
     else:
         authority = CA.make()
-        _write(authority.pem(), [out / f"{AUTHORITY}.key", out / f"{AUTHORITY}.pem"])
+        _write(authority.pem(), own)
     now = datetime.datetime.now(datetime.UTC)
     if authority.certificate.not_valid_after_utc <= now:
         raise CertificateError(f"the CA of {out} has ended: make another one in a fresh directory")
     end = min(now + datetime.timedelta(days=days), authority.certificate.not_valid_after_utc)
     for names, role in zip(hosts, roles or [""] * len(hosts), strict=True):
-        _write(authority.issue(_with_loopback(names), end, role=role), files[names[0]])
+        # Tasks at "localhost" listen at this address, and are connected to at it.
+        loopback = _LOOPBACK if "localhost" in names else ()
+        _write(authority.issue(list(dict.fromkeys([*names, *loopback])), end, role=role), files[names[0]])
     return end
 
 
@@ -267,21 +271,21 @@ def _write(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
             raise
 
 
-def _with_loopback(names: Sequence[str]) -> list[str]:
-    # Tasks at "localhost" listen at this address, and are connected to at it.
-    return list(dict.fromkeys([*names, *(_LOOPBACK if "localhost" in names else ())]))
-
-
-def _builder(
+def _signed(
+    signer: ec.EllipticCurvePrivateKey,
     issuer: x509.Name,
     subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     begin: datetime.datetime,
     end: datetime.datetime,
-) -> x509.CertificateBuilder:
+    extensions: Sequence[x509.ExtensionType],
+) -> x509.Certificate:
     builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(end)
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    for extension in (*extensions, x509.SubjectKeyIdentifier.from_public_key(key.public_key())):
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA256())
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

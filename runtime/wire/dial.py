@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime import timeouts
@@ -57,33 +57,25 @@ class Welcome(NamedTuple):
     resumed: bool
 
 
+@dataclass(eq=False)
 class Dialer:
     """Opens connections to one task for one client; any number of threads may use it.
+
+    It touches no network before the first call. The arguments are those of `Peer`.
 
     Attributes:
         task: the peer, such as "/job:ps/task:0".
         options: time limits and sizes.
     """
 
-    def __init__(
-        self,
-        task: str,
-        resolve: Callable[[float], Endpoint],
-        client_id: int,
-        find_token: FindToken,
-        *,
-        options: ChannelOptions,
-        certificates: Certificates | None,
-    ) -> None:
-        """Remembers how to reach the task; touches no network. The arguments are those of `Peer`."""
-        self.task = task
-        self._resolve = resolve
-        self._client_id = client_id
-        self._find_token = find_token
-        self.options = options
-        self._certificates = certificates
-        self._endpoint: Endpoint | None = None
-        self._lock = threading.Lock()
+    task: str
+    resolve: Callable[[float], Endpoint]
+    client_id: int
+    find_token: FindToken
+    options: ChannelOptions
+    certificates: Certificates | None
+    _endpoint: Endpoint | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def name(self) -> str:
@@ -105,7 +97,7 @@ class Dialer:
             raise DeadlineExceededError(f"did not tell its tensor port within {timeout:.1f} s", task=self.task)
         try:
             if self._endpoint is None or self._endpoint is stale:
-                self._endpoint = self._resolve(timeout)
+                self._endpoint = self.resolve(timeout)
             return self._endpoint
         finally:
             self._lock.release()
@@ -132,12 +124,12 @@ class Dialer:
         """
         deadline = time.monotonic() + timeout
         sock = self._connect(endpoint, deadline, adopt)
-        hello = frames.Hello(self._client_id, lane, attempt, secrets.token_bytes(frames.NONCE_BYTES))
+        hello = frames.Hello(self.client_id, lane, attempt, secrets.token_bytes(frames.NONCE_BYTES))
         _send(sock, frames.HELLO, frames.encode_hello(hello))
         kind, flags, incarnation, payload = self._read_answer(sock, deadline)
         try:
             # Looked for now: whoever has answered has left its token before.
-            token = self._find_token(max(0.0, deadline - time.monotonic()))
+            token = self.find_token(max(0.0, deadline - time.monotonic()))
             if kind == frames.CHALLENGE:
                 self._prove(sock, token, hello, incarnation, payload)
                 kind, flags, incarnation, _ = self._read_answer(sock, deadline)
@@ -200,8 +192,8 @@ class Dialer:
         self, endpoint: Endpoint, via: tuple[str, int] | None, deadline: float, adopt: Callable[[socket.socket], None]
     ) -> socket.socket:
         host, port = via or (endpoint.host, endpoint.port)
-        context = None if self._certificates is None else self._certificates.client_context()
-        name = "" if self._certificates is None else self._certificates.name_of(self.task) or endpoint.host
+        context = None if self.certificates is None else self.certificates.client_context()
+        name = "" if self.certificates is None else self.certificates.name_of(self.task) or endpoint.host
         sock = addresses.connect(
             addresses.look_up(host, port, deadline),
             lambda address: self._make_socket(address, name, context),
@@ -234,7 +226,7 @@ class Dialer:
             problem: OpError | None = None
             if isinstance(error, ssl.SSLCertVerificationError):
                 address = join_address(endpoint.host, endpoint.port)
-                problem = diagnosis.look(address, self._certificates, self.task, deadline - time.monotonic()).problem
+                problem = diagnosis.look(address, self.certificates, self.task, deadline - time.monotonic()).problem
             problem = problem or UnauthenticatedError(security.no_handshake(error))
             problem.task = self.task
             raise problem from error

@@ -55,7 +55,7 @@ class Peer:
         self.task = task
         self._home = HomeProcess("the connection")
         self.options = options or ChannelOptions()
-        self._dialer = Dialer(task, resolve, client_id, find_token, options=self.options, certificates=certificates)
+        self._dialer = Dialer(task, resolve, client_id, find_token, self.options, certificates)
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = threading.Lock()

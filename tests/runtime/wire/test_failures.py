@@ -265,7 +265,7 @@ def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
 def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> None:
     """Later an unknown lane is one that this life has forgotten: its call may have run, and must not run again."""
     server = TensorServer(
-        desk := Desk(), host="127.0.0.1", task=kit.TASK, key=kit.SECRET, incarnation=1, unix=False, lane_memory_secs=2.0
+        desk := Desk(), host="127.0.0.1", task=kit.TASK, key=kit.SECRET, incarnation=1, unix=False, lane_memory_secs=6.0
     )
     server.inherit(77, {})
     server.start()
