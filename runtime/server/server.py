@@ -56,7 +56,7 @@ from runtime.trust.certificates import Certificates
 from runtime.trust.roles import ANYBODY, Identity, identity_of
 from runtime.trust.security import WAYS_OUT, Refusals, Security, leave_token, no_handshake, share
 from runtime.trust.token_files import KEY_BYTES
-from runtime.wire.connection import current_identity
+from runtime.wire.connection import ServerContext, current_identity
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.listener import ServerCounters, TensorServer
 
@@ -225,19 +225,17 @@ class Server:
         around.when_all_done = self._over.set
         around.silent, around.lives = self._silent_secs, self._lives
         self.worker.registry.connected = self._is_connected
-        self._tensors = TensorServer(
-            self.worker,
-            host=self.listens_on,
-            port=data_port,
-            task=str(self.task),
+        tensors = ServerContext(
+            handler=self.worker,
             key=self._key,
             incarnation=self.incarnation,
-            refusals=refusals,
+            task=str(self.task),
             limits=limits,
             own=self._own,
-            unix=unix_socket,
             tls=None if self.certificates is None else self.certificates.server_context,
+            refusals=refusals,
         )
+        self._tensors = TensorServer(tensors, hosts=self.listens_on, port=data_port, unix=unix_socket)
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
         self.remote_sessions = RemoteSessions(self.master.close_session, limits)
         """Those of clients in other processes."""

@@ -486,6 +486,7 @@ class Lane:
                 f"the connection broke {self._breaks} times in a row during one call", task=self.task
             )
         reason: Exception | None = self._fault
+        stale = False  # the task may have moved
         pause = self._breaks > 1  # not the first time: do not run in circles
         if self._pending is not None and self.has_left():
             raise self._farewell()
@@ -501,26 +502,17 @@ class Lane:
             pause = True
             timeout = max(min(timeouts.ATTEMPT_SECS, limit - now, self._last_attempt() - now), 0.001)
             try:
-                if self._endpoint is None:
-                    self._endpoint = self._dialer.endpoint(None, timeout)
+                if self._endpoint is None or stale:
+                    self._endpoint = self._dialer.endpoint(self._endpoint, timeout)
                 if self._connect(self._endpoint, timeout):
                     return
-            except ConnectionRefusedError as error:
-                reason = error
-                try:
-                    self._endpoint = self._dialer.endpoint(self._endpoint, timeout)
-                except DeadlineExceededError as silence:
-                    reason = silence
-                except OpError:
-                    raise
-                except OSError as unknown:
-                    reason = unknown
-            except DeadlineExceededError as error:  # of the first resolve: silent, not gone
+            except DeadlineExceededError as error:  # where the task is nobody says: silent, not gone
                 reason = error
             except OpError:
                 raise
             except OSError as error:
                 reason = error
+                stale = isinstance(error, ConnectionRefusedError)
 
     def has_left(self) -> bool:
         """Returns True if the last that came is the server's goodbye, which nobody has read yet."""

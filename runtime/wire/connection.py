@@ -123,37 +123,40 @@ class Handler(Protocol):
         """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ServerContext:
     """What the connections of one server share.
 
     Attributes:
         handler: runs the calls.
-        task: whose server it is.
         key: the token that clients must have; None lets everybody in.
-        incarnation: of the server.
-        limits: of the server.
-        own: what its own certificate says that it is.
-        tls: gives the context for each connection over TCP; None for a server without TLS.
-        lanes: the memories.
+        incarnation: random u64 of this process of the task.
+        task: whose server it is; clients that mean another are refused when there is a key.
+        limits: how many connections there may be, how long they may take, and how much they may send.
+        own: what the task's own certificate says that it is.
+        tls: gives the context for each connection over TCP; the Unix socket stays plain. None for none.
         refusals: tells of clients without the token.
+        lanes: the memories.
         stopping: set when the server ends.
         leaving: set before that when it ends for good: its clients are told.
         progress: set after each call while stopping.
     """
 
     handler: Handler
-    task: str
     key: bytes | None
     incarnation: int
-    limits: Limits
-    lanes: LaneTable[Reply]
-    refusals: Refusals
-    own: Identity
-    tls: Context | None
+    task: str = ""
+    limits: Limits = field(default_factory=Limits)
+    own: Identity = ANYBODY
+    tls: Context | None = None
+    refusals: Refusals = field(default_factory=lambda: Refusals("a server"))
+    lanes: LaneTable[Reply] = field(init=False)
     stopping: threading.Event = field(default_factory=threading.Event)
     leaving: threading.Event = field(default_factory=threading.Event)
     progress: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.lanes = LaneTable(self.limits)
 
 
 def notify(hook: Callable[..., None], *about: int) -> None:

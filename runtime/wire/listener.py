@@ -14,14 +14,9 @@ from typing import Final
 from absl import logging
 
 from runtime.errors import OpError, ResourceExhaustedError
-from runtime.limits import Limits
-from runtime.trust.certificates import Context
-from runtime.trust.roles import ANYBODY, Identity
-from runtime.trust.security import Refusals
 from runtime.wire import socket_dirs
 from runtime.wire.connection import Connection, Handler, Reply, ServerContext, State, notify
 from runtime.wire.endpoint import Endpoint, fast_path_enabled, host_id
-from runtime.wire.reply_cache import LaneTable
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
@@ -76,52 +71,28 @@ class TensorServer:
 
     def __init__(
         self,
-        handler: Handler,
+        context: ServerContext,
         *,
-        host: str | Sequence[str] = "",
+        hosts: Sequence[str] = ("",),
         port: int = 0,
-        task: str = "",
-        key: bytes | None,
-        incarnation: int,
-        refusals: Refusals | None = None,
-        own: Identity = ANYBODY,
         unix: bool = True,
-        tls: Context | None = None,
-        limits: Limits | None = None,
         lane_memory_secs: float = 600.0,
         gone_secs: float = 10.0,
     ) -> None:
         """Prepares a server; `start` opens it.
 
         Args:
-            handler: runs the calls.
-            host: address to listen on, or several; empty or ``::`` listens on all, IPv6 too where there is any.
+            context: what its connections share, the handler of calls among it.
+            hosts: addresses to listen on; an empty one or ``::`` listens on all, IPv6 too where there is any.
             port: TCP port; 0 takes a free one.
-            task: whose server it is; clients that mean another are refused when there is a key.
-            key: the token that clients must have; None lets everybody in.
-            incarnation: random u64 of this process of the task.
-            refusals: tells of clients without the token.
-            own: what the task's own certificate says that it is.
             unix: listen on a Unix socket too (in a directory that only this user can enter).
-            tls: gives the context for each connection over TCP; the Unix socket stays plain.
-            limits: how many connections there may be, how long they may take, and how much they may send.
             lane_memory_secs: how long a lane without a connection is remembered.
             gone_secs: how long a client without a connection is expected back; then the handler's `gone` is told.
         """
-        self._limits = limits = limits or Limits()
-        self.lanes = LaneTable[Reply](limits)
-        self._context = ServerContext(
-            handler=handler,
-            task=task,
-            key=key,
-            incarnation=incarnation,
-            limits=limits,
-            lanes=self.lanes,
-            refusals=refusals or Refusals(task),
-            own=own,
-            tls=tls,
-        )
-        self._hosts = [host] if isinstance(host, str) else list(host)
+        self._context = context
+        self._limits = context.limits
+        self.lanes = context.lanes
+        self._hosts = hosts
         self._port = port
         self._unix = unix and fast_path_enabled()
         self._lane_memory_secs = lane_memory_secs

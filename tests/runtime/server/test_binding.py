@@ -16,7 +16,8 @@ import runtime as rt
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.master import tasks
 from runtime.server.binding import BIND_VARIABLE, listen_on
-from runtime.wire.listener import Handler, TensorServer
+from runtime.wire.connection import Handler, ServerContext
+from runtime.wire.listener import TensorServer
 from tests.kit.processes import ROOT
 from tests.runtime import kit
 
@@ -191,9 +192,13 @@ class _Echo(Handler):
         raise NotImplementedError
 
 
+def _context() -> ServerContext:
+    return ServerContext(handler=_Echo(), key=None, incarnation=1)
+
+
 def test_several_addresses_share_one_free_port(opened: Opened) -> None:
     hosts = ["127.0.0.5", "127.0.0.6", "127.0.0.7"]
-    server = TensorServer(_Echo(), host=hosts, key=None, incarnation=1, unix=False)
+    server = TensorServer(_context(), hosts=hosts, unix=False)
     server.start()
     try:
         assert all(listens(host, server.port) for host in hosts) and opened(server.port) == set(hosts)
@@ -204,7 +209,7 @@ def test_several_addresses_share_one_free_port(opened: Opened) -> None:
 def test_a_port_that_is_taken_at_one_of_the_addresses_leaves_none_open(opened: Opened) -> None:
     with socket.create_server(("127.0.0.6", 0)) as taken:
         port = taken.getsockname()[1]
-        server = TensorServer(_Echo(), host=["127.0.0.5", "127.0.0.6"], port=port, key=None, incarnation=1)
+        server = TensorServer(_context(), hosts=["127.0.0.5", "127.0.0.6"], port=port)
         with pytest.raises(OSError, match="in use"):
             server.start()
         assert opened(port) == {"127.0.0.6"}

@@ -19,7 +19,7 @@ from runtime.trust.token_files import Token
 from runtime.wire import frames
 from runtime.wire.channel import Lane
 from runtime.wire.codec import Layout
-from runtime.wire.connection import Reply, current_lane
+from runtime.wire.connection import Reply, ServerContext, current_lane
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
@@ -130,8 +130,9 @@ class Desk:
 
 def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer, Desk]:
     desk = desk or Desk()
-    options = {"host": "127.0.0.1", "task": TASK, "key": SECRET, "incarnation": 77, **options}
-    server = TensorServer(desk, **options)
+    shared = {name: options.pop(name) for name in ("incarnation", "limits", "tls") if name in options}
+    context = ServerContext(handler=desk, **{"task": TASK, "key": SECRET, "incarnation": 77, **shared})
+    server = TensorServer(context, hosts=["127.0.0.1"], **options)
     server.start()
     return server, desk
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import AbortedError, CancelledError, DeadlineExceededError, UnavailableError
+from runtime.wire.connection import ServerContext
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
@@ -264,9 +265,9 @@ def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
 
 def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> None:
     """Later an unknown lane is one that this life has forgotten: its call may have run, and must not run again."""
-    server = TensorServer(
-        desk := Desk(), host="127.0.0.1", task=kit.TASK, key=kit.SECRET, incarnation=1, unix=False, lane_memory_secs=6.0
-    )
+    desk = Desk()
+    context = ServerContext(handler=desk, task=kit.TASK, key=kit.SECRET, incarnation=1)
+    server = TensorServer(context, hosts=["127.0.0.1"], unix=False, lane_memory_secs=6.0)
     server.inherit(77, {})
     server.start()
     proxy = CuttingProxy(server.port, 0, 0)
