@@ -85,12 +85,11 @@ def _train(cluster: Cluster, directory: str, elements: int, pipe: Connection, ro
 def check(directory: str) -> tuple[int, list[str]]:
     """Returns the visible checkpoints of a directory, and their faults."""
     import harness
+    from harness.checkpoints import layout
 
-    state = harness.get_checkpoint_state(directory)
-    if state is None:
-        return 0, []
+    paths = [step.path for step in layout.newest_first(directory)]
     wrong = []
-    for path in state.all_model_checkpoint_paths:
+    for path in paths:
         version = int(os.path.basename(path))
         try:
             reader = harness.load_checkpoint(path)
@@ -100,7 +99,7 @@ def check(directory: str) -> tuple[int, list[str]]:
                     wrong.append(f"{path}: {name} holds {np.unique(value)[:4]}")
         except Exception as error:
             wrong.append(f"{path}: {error}")
-    return len(state.all_model_checkpoint_paths), wrong
+    return len(paths), wrong
 
 
 def leftovers(directory: str) -> list[str]:

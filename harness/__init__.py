@@ -39,7 +39,10 @@ _check_runtime()
 _HOMES = _listed()
 __all__ = sorted(_HOMES)
 
-_RETIRED = frozenset(("CollectiveReplicas", "MlflowTracker", "Tracker", "WandbTracker", "join_group"))
+_RETIRED = frozenset(
+    "CheckpointState CollectiveReplicas MlflowTracker Tracker WandbTracker checkpoint_exists export_function "
+    "get_checkpoint_state join_group save_pytree".split()
+)
 """The names of earlier versions, each with a line in ``runtime.retired``."""
 
 

@@ -1,21 +1,16 @@
 # The public names of the package and the modules that define them: the one list. See __init__.py.
 
 from harness import monitoring as monitoring
-from harness.checkpoints.export import export_function as export_function
 from harness.checkpoints.export import load_pytree as load_pytree
-from harness.checkpoints.export import save_pytree as save_pytree
 from harness.checkpoints.initialize import init_from_checkpoint as init_from_checkpoint
-from harness.checkpoints.layout import CheckpointState as CheckpointState
-from harness.checkpoints.layout import checkpoint_exists as checkpoint_exists
 from harness.checkpoints.layout import checkpoints_iterator as checkpoints_iterator
-from harness.checkpoints.layout import get_checkpoint_state as get_checkpoint_state
 from harness.checkpoints.layout import latest_checkpoint as latest_checkpoint
 from harness.checkpoints.names import partitioned as partitioned
 from harness.checkpoints.reader import CheckpointReader as CheckpointReader
 from harness.checkpoints.reader import list_variables as list_variables
 from harness.checkpoints.reader import load_checkpoint as load_checkpoint
 from harness.checkpoints.reader import load_variable as load_variable
-from harness.checkpoints.saver import SaveHandle as SaveHandle
+from harness.checkpoints.save_job import SaveHandle as SaveHandle
 from harness.checkpoints.saver import Saver as Saver
 from harness.checkpoints.states import checkpointable as checkpointable
 from harness.checkpoints.states import forget_checkpointable as forget_checkpointable

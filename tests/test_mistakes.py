@@ -129,12 +129,6 @@ MISTAKES: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         r"with clip_by_global_norm the update of a variable depends on other.*before_push",
     ),
     ("an old protobuf", lambda: proto.check_version("6.33.6"), ImportError, r"protobuf.*6\.33\.6 is here: pip install"),
-    (
-        "metrics that lack the best one",
-        lambda: harness.Saver([variable()], max_to_keep_best=1, best_metric="loss").report(cost=1.0),
-        ValueError,
-        "metrics has no 'loss', which is best_metric: it has cost",
-    ),
 ]
 
 

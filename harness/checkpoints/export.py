@@ -1,21 +1,16 @@
-"""A model without its cluster: the parameters of a checkpoint as a pytree, and as files for other programs."""
+"""A model without its cluster: the parameters of a checkpoint as a pytree."""
 
 from __future__ import annotations
 
 import os
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from harness.checkpoints.reader import load_checkpoint
 from runtime import InvalidArgumentError, NotFoundError, Variable
-from runtime.lowlevel import Array, path_name, storage
-
-_SAFETENSORS = ".safetensors"
+from runtime.lowlevel import path_name
 
 
 def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot: str = "") -> Any:
@@ -59,65 +54,3 @@ def load_pytree(path: str | os.PathLike[str], like: object, name: str = "", slot
     if wrong:
         raise InvalidArgumentError(f"checkpoint {reader.path} is of another model: {'; '.join(wrong)}")
     return jax.tree.unflatten(structure, [reader.get_tensor(wanted) for wanted in names])
-
-
-def save_pytree(path: str | os.PathLike[str], tree: object) -> None:
-    """Writes a pytree of arrays for other programs.
-
-        harness.save_pytree("model.safetensors", params)
-
-    Args:
-        path: ``model.safetensors`` for a file of that format (package ``safetensors``), with names such as
-            ``Dense_0/kernel``. Any other path is a new directory, which Orbax's ``StandardCheckpointer`` restores.
-        tree: pytree of arrays, such as that of ``load_pytree``.
-
-    Raises:
-        ImportError: The format needs a package that is not installed; the message names the package.
-        ValueError: The directory exists already.
-    """
-    target = storage.absolute(os.fspath(path))
-    if target.endswith(_SAFETENSORS):
-        try:
-            from safetensors.numpy import save_file
-        except ImportError as error:
-            raise ImportError(f"{path}: pip install safetensors to write this format") from error
-        save_file({path_name("", at): _whole(leaf) for at, leaf in jax.tree.leaves_with_path(tree)}, target)
-        return
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(target, jax.tree.map(_whole, tree))
-
-
-def _whole(leaf: npt.ArrayLike) -> Array:
-    array: Array = np.ascontiguousarray(leaf)
-    # ``ascontiguousarray`` makes a scalar an array of one dimension.
-    return array.reshape(np.shape(leaf))
-
-
-def export_function(
-    path: str | os.PathLike[str],
-    fn: Callable[..., object],
-    params: object,
-    *inputs: object,
-    platforms: tuple[str, ...] = ("cpu",),
-) -> None:
-    """Writes a function with its parameters as StableHLO.
-
-    ``jax.export.deserialize`` reads the file without the source of the function.
-
-        harness.export_function("model.jax", logits, params, jax.ShapeDtypeStruct((1, 784), jnp.float32))
-        served = jax.export.deserialize(bytearray(pathlib.Path("model.jax").read_bytes())).call
-
-    Args:
-        path: path of the file.
-        fn: function of ``params`` and the inputs.
-        params: pytree of arrays, such as that of ``load_pytree``.
-        *inputs: an array or a ``jax.ShapeDtypeStruct`` for each further argument. Sizes of
-            ``jax.export.symbolic_shape`` leave dimensions open.
-        platforms: platforms on which the function may run: "cpu", "cuda", "rocm", "tpu".
-    """
-    from jax import export
-
-    exported = export.export(jax.jit(lambda *given: fn(params, *given)), platforms=platforms)(*inputs)
-    pathlib.Path(path).write_bytes(bytes(exported.serialize()))

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from absl import logging
@@ -50,19 +50,6 @@ class Step:
 
     number: int
     path: str
-
-
-@dataclass(frozen=True)
-class CheckpointState:
-    """The checkpoints of a directory, as TF1's CheckpointState.
-
-    Attributes:
-        model_checkpoint_path: path of the newest checkpoint.
-        all_model_checkpoint_paths: paths of all checkpoints, oldest first.
-    """
-
-    model_checkpoint_path: str
-    all_model_checkpoint_paths: list[str] = field(default_factory=list)
 
 
 def steps_in(directory: str) -> list[Step]:
@@ -347,15 +334,6 @@ def _is_of_tensorflow(path: str) -> bool:
     return any(re.search(r"\.data-\d{5}-of-\d{5}$", c.name) for c in [*children(path), *beside])
 
 
-def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:
-    """The checkpoints in a directory, or None when there is none; arguments as in ``latest_checkpoint``."""
-    newest = latest_checkpoint(checkpoint_dir, latest_filename)
-    if newest is None:
-        return None
-    series = series_of(newest)
-    return CheckpointState(newest, [step.path for step, _ in in_order(steps_in(series))])
-
-
 def series_of(path: str) -> str:
     """Returns the directory of the series of a checkpoint."""
     parent = epath.Path(path).parent
@@ -446,11 +424,6 @@ def named(path: str) -> Step | None:
         return Step(int(match[2]) if match else 0, str(epath.Path(path)))
     steps = steps_in(match[1]) if match else []
     return next((step for step in steps if match and step.number == int(match[2])), None)
-
-
-def checkpoint_exists(checkpoint_prefix: str) -> bool:
-    """Returns True if a finished checkpoint of this name exists; see ``find_checkpoint`` for the spellings."""
-    return find_checkpoint(str(checkpoint_prefix)) is not None
 
 
 def find_item(path: str) -> str:

@@ -72,15 +72,6 @@ class _Keep:
         kept: list[Any] = [pp.LatestN(retention.max_to_keep or None)]
         if retention.every_n_hours is not None:
             kept.append(pp.EveryNSeconds(retention.every_n_hours * 3600))
-        if retention.best:
-            kept.append(
-                pp.BestN(
-                    get_metric_fn=retention.metric_of,
-                    reverse=retention.best_mode == "min",
-                    n=retention.best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
         self._policy = pp.AnyPreservationPolicy(kept)
         self._sequence = sequence
         self._sound = sound
@@ -104,7 +95,7 @@ class Directory:
         self._lock = lock
         self._cleaned = False
 
-    def save(self, step: int, phases: Phases, retention: Retention, metrics: Mapping[str, float] | None = None) -> str:
+    def save(self, step: int, phases: Phases, retention: Retention) -> None:
         """Saves a checkpoint and waits until it is durable and older ones are deleted.
 
         The first save deletes the remains of dead chiefs, so the tasks must have been claimed before.
@@ -113,10 +104,6 @@ class Directory:
             step: step of the checkpoint.
             phases: phases of the save.
             retention: rule of the checkpoints to keep.
-            metrics: metrics of the model, or None.
-
-        Returns:
-            The name of the checkpoint's directory.
 
         Raises:
             DiskFullError: The disk is full.
@@ -128,9 +115,8 @@ class Directory:
                     self._clean()
                 steps = layout.ranked(layout.steps_in(self.path))
                 sequence = {found.number: number for number, found, _ in steps}
-                retention = retention.named_as([os.path.basename(found.path) for _, found, _ in steps])
                 kept = _Keep(retention, sequence, layout.newest_without_nan(steps))
-                manager = self._open(step, phases, retention, kept)
+                manager = self._open(step, phases, kept)
             except Exception as error:
                 raise _named(error, self.path) from None
             stack.callback(manager.close)
@@ -141,8 +127,7 @@ class Directory:
             try:
                 manager.save(
                     step,
-                    args=ocp.args.PyTreeSave(dict(manifest.variables), custom_metadata=_sharding(manifest)),
-                    metrics=None if metrics is None else {name: float(value) for name, value in metrics.items()},
+                    args=ocp.args.PyTreeSave(dict(manifest.variables), custom_metadata={"bellwether": {}}),
                     custom_metadata={"bellwether": {"epoch": manifest.epoch, "sequence": manifest.sequence}},
                     force=True,
                 )
@@ -166,12 +151,11 @@ class Directory:
                     # The next save deletes the step.
                     logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
             self._purge()
-            return retention.name_of(step)
 
-    def _open(self, step: int, phases: Phases, retention: Retention, kept: _Keep) -> ocp.CheckpointManager:
+    def _open(self, step: int, phases: Phases, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)
         # An object store has no rename, so Orbax writes into the final directory there.
-        final = str(epath.Path(self.path) / retention.name_of(step))
+        final = str(epath.Path(self.path) / str(step))
         handler = ocp.PyTreeCheckpointHandler(
             type_handler_registry=ocp.type_handlers.create_type_handler_registry((StoredArray, _Handler(phases))),
             multiprocessing_options=_this_process_only(),
@@ -180,9 +164,6 @@ class Directory:
         handler.finalize = phases.merge
         options = ocp.CheckpointManagerOptions(
             preservation_policy=kept,
-            best_fn=retention.metric_of if retention.best else None,
-            best_mode=retention.best_mode,
-            step_format_fixed_length=retention.digits,
             cleanup_tmp_directories=not self._cleaned,
             todelete_subdir=REMOVED,
             temporary_path_class=_temporary_path_class(phases) if local else None,
@@ -195,7 +176,7 @@ class Directory:
             ),
         )
         epath.Path(self.path).mkdir(parents=True, exist_ok=True)
-        return _Manager(self.path, options=options, item_handlers=handler)
+        return ocp.CheckpointManager(self.path, options=options, item_handlers=handler)
 
     def _clean(self) -> None:
         """Finishes deletions and replacements that a dead chief had begun."""
@@ -257,22 +238,6 @@ class Directory:
                     shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
 
 
-class _Manager(ocp.CheckpointManager):  # type: ignore[misc]
-    """A manager for which damaged metrics are none, so that they do not prevent further saves."""
-
-    def metrics(self, step: int) -> Any:
-        """Returns the metrics of a checkpoint, or None if there are none to read."""
-        try:
-            found = super().metrics(step)
-            if found is None or isinstance(found, dict):
-                return found
-            error: Exception | str = "they are no names with numbers"
-        except (ValueError, OSError) as failure:
-            error = failure
-        logging.error("the metrics of step %d in %s cannot be read: %s", step, self.directory, error)
-        return None
-
-
 def _this_process_only() -> ocp.options.MultiprocessingOptions:
     """Returns options with which Orbax waits for no other process of ``jax.distributed``."""
     if jax.process_count() == 1:
@@ -324,16 +289,6 @@ def _temporary_path_class(phases: Phases) -> Any:
             durability.sync(str(final.parent))
 
     return SyncedRename
-
-
-def _sharding(manifest: Manifest) -> dict[str, Any]:
-    """Returns the tasks of each variable, for readers of the checkpoint's metadata."""
-    return {
-        "bellwether": {
-            name: {"dtype": v.dtype, "shape": list(v.shape), "tasks": [t for t, _, _ in v.slices]}
-            for name, v in manifest.variables.items()
-        }
-    }
 
 
 def _named(error: Exception, path: str) -> Exception:

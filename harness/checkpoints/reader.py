@@ -14,7 +14,7 @@ from etils import epath
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import Manifest, StoredArray, all_problems, read_manifest
 from runtime import DataLossError, NotFoundError
-from runtime.lowlevel import Array, DType, canonical_dtype, dtype_name, durability, storage, string_arrays
+from runtime.lowlevel import Array, dtype_name, durability, storage, string_arrays
 
 TIMES = 64
 BYTES = 64 << 20
@@ -82,14 +82,6 @@ class CheckpointReader:
         """Returns the shape of each array by name."""
         return {n: s.shape for n, s in self.arrays.items()}
 
-    def get_variable_to_dtype_map(self) -> dict[str, DType]:
-        """Returns the numpy dtype of each array by name; ``object`` for strings."""
-        return {n: canonical_dtype(s.dtype) for n, s in self.arrays.items()}
-
-    def has_tensor(self, name: str) -> bool:
-        """Returns True if there is an array of this name."""
-        return _plain(name) in self.arrays
-
     @functools.cached_property
     def problems(self) -> list[str]:
         """A line for each damaged file; the files are read once. See ``verify``."""
@@ -120,10 +112,6 @@ class CheckpointReader:
         self.verify()
         (array,) = storage.read_each(self.source, [stored.stored])
         return string_arrays.decode_strings(array, stored.shape) if stored.dtype == "string" else array
-
-    def debug_string(self) -> str:
-        """Returns a line for each array: name, dtype and shape."""
-        return "".join(f"{s.name} {s.dtype} {list(s.shape)}\n" for s in self.arrays.values())
 
 
 def _check_size(item: str, nbytes: int) -> None:

@@ -72,7 +72,6 @@ class SaveJob:
         saved: variables to save, with their places in the checkpoint.
         stream: True if the tasks send their arrays and this process writes.
         retention: rule of the checkpoints to keep.
-        metrics: metrics of the model, or None.
         history: results of the Saver's saves, which this save updates.
         with_nan: names of the variables with a NaN, after the tasks have written.
     """
@@ -82,7 +81,6 @@ class SaveJob:
     saved: Mapping[Variable, ArraySlice]
     stream: bool
     retention: Retention
-    metrics: Mapping[str, float] | None
     history: History
     with_nan: Sequence[str] = ()
 
@@ -134,12 +132,12 @@ class SaveJob:
             # The import takes a second, which only a process that saves spends.
             from harness.checkpoints import orbax
 
-            name = orbax.open_directory(self.series).save(self.handle.step, self, self.retention, self.metrics)
+            orbax.open_directory(self.series).save(self.handle.step, self, self.retention)
             self._tell_divergence()
             process_metrics.add("checkpoints_total")
             process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
             process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
-            tell = functools.partial(self.handle.set_result, f"{self.series}/{name}")
+            tell = functools.partial(self.handle.set_result, f"{self.series}/{self.handle.step}")
         except BaseException as error:
             self.history.failed += 1
             process_metrics.add("checkpoints_failed_total")

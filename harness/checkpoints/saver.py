@@ -6,50 +6,22 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
 from harness.checkpoints import layout, names
-from harness.checkpoints.layout import (
-    CheckpointState,
-    checkpoint_exists,
-    find_checkpoint,
-    get_checkpoint_state,
-    latest_checkpoint,
-)
+from harness.checkpoints.layout import find_checkpoint
 from harness.checkpoints.manifest import quick_problems, read_manifest, wrong_files
-from harness.checkpoints.reader import (
-    CheckpointReader,
-    list_variables,
-    load_checkpoint,
-    load_variable,
-)
+from harness.checkpoints.reader import CheckpointReader
 from harness.checkpoints.retention import Retention
 from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
 from harness.coordinator import underlying
 from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
-from runtime.lowlevel import ArraySlice, storage
+from runtime.lowlevel import ArraySlice, explains_arguments, storage
 from runtime.lowlevel import metrics as process_metrics
 
-__all__ = [
-    "CheckpointReader",
-    "CheckpointState",
-    "SaveHandle",
-    "Saver",
-    "checkpoint_exists",
-    "get_checkpoint_state",
-    "latest_checkpoint",
-    "list_variables",
-    "load_checkpoint",
-    "load_variable",
-]
-
-_NO_METRIC = (
-    "the checkpoint of step %d has no metric %r and counts as the worst: tell it by saver.report() before it is saved"
-)
 TF_NEVER_HOURS = 10000.0
 """TF1's default of ``keep_checkpoint_every_n_hours``, which keeps no further checkpoints."""
 
@@ -70,12 +42,8 @@ class Saver:
         max_to_keep: number of last checkpoints to keep; None or 0 keeps all.
         keep_checkpoint_every_n_hours: hours between further checkpoints to keep; None keeps no further ones.
         sharded: not used, as every task writes its own variables; TF1 scripts pass this argument.
-        pad_step_number: True pads the step in the name with zeros to eight digits, in a new series.
         allow_empty: True makes it no error to save nothing.
         defer_build: True looks for the variables at the first save or restore.
-        max_to_keep_best: number of best checkpoints by ``best_metric`` to keep besides.
-        best_metric: name of the metric among those given to ``save`` or ``report``.
-        best_mode: "min" if the smallest value of the metric is the best, or "max".
         partial: True restores also from a checkpoint that lacks variables, such as one of an earlier version of the
             model. Those variables get their initial values. The next checkpoint has them, so this happens once.
         transfer: "shared" if all tasks see the directory. "stream" if only the chief does: the chief then writes, and
@@ -86,6 +54,7 @@ class Saver:
         TypeError: ``var_list`` is neither a list nor a dictionary of variables.
     """
 
+    @explains_arguments
     def __init__(
         self,
         var_list: Any = None,
@@ -93,32 +62,17 @@ class Saver:
         max_to_keep: int | None = 5,
         keep_checkpoint_every_n_hours: float | None = None,
         sharded: bool = True,
-        pad_step_number: bool = False,
         allow_empty: bool = False,
         defer_build: bool = False,
-        max_to_keep_best: int = 0,
-        best_metric: str = "",
-        best_mode: str = "min",
         partial: bool = False,
         transfer: str = "shared",
     ) -> None:
         if transfer not in ("shared", "stream"):
             raise ValueError(f"transfer is 'shared' or 'stream', not {transfer!r}")
-        if max_to_keep_best and not best_metric:
-            raise ValueError("max_to_keep_best needs best_metric, the name of a metric given to save()")
-        if best_mode not in ("min", "max"):
-            raise ValueError(f"best_mode is 'min' or 'max', not {best_mode!r}")
         if defer_build and var_list:
             raise ValueError("If `var_list` is provided then build cannot be deferred: leave one of them out")
         hours = keep_checkpoint_every_n_hours
-        self._retention = Retention(
-            max_to_keep,
-            None if hours is None or hours >= TF_NEVER_HOURS else hours,
-            max_to_keep_best,
-            best_metric,
-            best_mode,
-            8 if pad_step_number else None,
-        )
+        self._retention = Retention(max_to_keep, None if hours is None or hours >= TF_NEVER_HOURS else hours)
         self._var_list = var_list
         self._allow_empty = allow_empty
         self._partial = partial
@@ -127,7 +81,6 @@ class Saver:
         self._lock = threading.Lock()
         self._running: SaveHandle | None = None
         self._series: str | None = None
-        self._reported: dict[str, float] = {}
         self._history = History()
         self.skipped = 0
         """Number of saves that were skipped because another save was still running."""
@@ -167,7 +120,6 @@ class Saver:
         save_path: str | os.PathLike[str],
         global_step: Any = None,
         *,
-        metrics: Mapping[str, float] | None = None,
         wait: bool = True,
     ) -> Any:
         """Saves the variables as of one instant between two steps of every worker.
@@ -180,7 +132,6 @@ class Saver:
             save_path: directory of the series, such as ``logdir/model.ckpt``; created if needed.
             global_step: step in the name: a number, or a variable (or its name) whose value in this checkpoint counts.
                 None takes the graph's global step, or the next free number.
-            metrics: metrics of the model, by name; None takes those reported since the last checkpoint.
             wait: True returns when the checkpoint is on disk.
 
         Returns:
@@ -191,7 +142,7 @@ class Saver:
             FailedPreconditionError: A variable is not initialised; the message names the variable.
             ResourceExhaustedError: The disk is full. Earlier checkpoints are not touched.
             AbortedError: Another chief has taken over, or a task restarted.
-            ValueError: The path cannot be a directory, or ``metrics`` lacks ``best_metric``.
+            ValueError: The path cannot be a directory.
         """
         started = time.monotonic()
         sess = underlying(sess)
@@ -200,11 +151,8 @@ class Saver:
             return None
         series = os.fspath(save_path).rstrip("/")
         check_path(series)
-        if metrics is not None:
-            self._check_metrics(metrics)
         with self._lock:
             running = self._running
-            metrics = metrics or self._reported or None
             if running is not None and not running.done() and not wait:
                 self.skipped += 1
                 process_metrics.add("checkpoints_skipped_total")
@@ -218,46 +166,15 @@ class Saver:
             names.written(saved),
             stream=self._stream,
             retention=self._retention,
-            metrics=metrics,
             history=self._history,
         )
         handle = job.take(global_step)
         with self._lock:
             self._running = handle
             self._series = series
-            if self._reported is metrics:
-                self._reported = {}
-        if metrics is None and self._retention.best:
-            logging.log_first_n(logging.WARNING, _NO_METRIC, 1, handle.step, self._retention.metric)
         job.start()
         handle.blocked_secs = time.monotonic() - started
         return handle.result() if wait else handle
-
-    def report(self, **metrics: float) -> None:
-        """Sets the metrics of the next checkpoint.
-
-        A Supervisor, a monitored session or a hook saves by the clock and knows no metrics. To keep the best
-        checkpoints there, give them the Saver and call this method after each test:
-
-            supervisor = harness.Supervisor(saver=saver)
-            saver.report(loss=test_loss)
-
-        Raises:
-            ValueError: ``best_metric`` is missing, or a metric is not a number.
-        """
-        self._check_metrics(metrics)
-        with self._lock:
-            self._reported = dict(metrics)
-
-    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
-        best = self._retention.metric
-        if best and best not in metrics:
-            raise ValueError(f"metrics has no {best!r}, which is best_metric: it has {', '.join(metrics) or 'nothing'}")
-        for name, value in metrics.items():
-            try:
-                float(value)
-            except (TypeError, ValueError):
-                raise ValueError(f"the metric {name!r} must be a number, not {value!r}") from None
 
     def wait(self) -> None:
         """Waits until no save is running; a failed save raises nothing here."""
@@ -416,15 +333,6 @@ class Saver:
         """Paths of the checkpoints in the directory, oldest first, including those of earlier runs."""
         steps = [] if self._series is None else layout.steps_in(self._series)
         return [step.path for step, _ in layout.in_order(steps)]
-
-    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
-        """Names checkpoints of an earlier run, of which ``last_checkpoints`` then lists the directory.
-
-        After a save or restore this call has no effect.
-        """
-        for path in checkpoint_paths:
-            if self._series is None and (found := find_checkpoint(path)) is not None:
-                self._series = layout.series_of(found)
 
 
 def _found(save_path: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from harness.checkpoints import layout as _layout
 from harness.checkpoints import reader as _reader
 from harness.checkpoints import saver as _saver
 from harness.tensorboard import writer as _writer
+from runtime.lowlevel import DType, canonical_dtype
 
 
 class SaverDef:
@@ -32,7 +36,7 @@ class Saver(_saver.Saver):
         defer_build: look for the variables when the first save or restore comes.
         allow_empty: saving nothing is no error.
         write_version: see ``name``.
-        pad_step_number: pad the step in the name with zeros to eight digits.
+        pad_step_number: see ``name``.
         save_relative_paths: see ``name``; nothing in a checkpoint holds an absolute path.
         filename: see ``name``.
         options: further ones of ``harness.Saver``.
@@ -68,7 +72,6 @@ class Saver(_saver.Saver):
             var_list,
             max_to_keep=max_to_keep,
             keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
-            pad_step_number=pad_step_number,
             allow_empty=allow_empty,
             defer_build=defer_build,
             **options,
@@ -110,6 +113,15 @@ class Saver(_saver.Saver):
             )
         return super().save(sess, save_path, global_step, **options)
 
+    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
+        """Names checkpoints of an earlier run, of which ``last_checkpoints`` then lists the directory.
+
+        After a save or restore this call has no effect.
+        """
+        for path in checkpoint_paths:
+            if self._series is None and (found := _layout.find_checkpoint(path)) is not None:
+                self._series = _layout.series_of(found)
+
 
 class CheckpointReader(_reader.CheckpointReader):
     """``harness.load_checkpoint``, with shapes as lists.
@@ -128,6 +140,50 @@ class CheckpointReader(_reader.CheckpointReader):
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:  # type: ignore[override]
         """Name -> shape."""
         return {name: list(shape) for name, shape in super().get_variable_to_shape_map().items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, DType]:
+        """Returns the numpy dtype of each array by name; ``object`` for strings."""
+        return {name: canonical_dtype(stored.dtype) for name, stored in self.arrays.items()}
+
+    def has_tensor(self, name: str) -> bool:
+        """Returns True if there is an array of this name."""
+        return name.removesuffix(":0") in self.arrays
+
+    def debug_string(self) -> str:
+        """Returns a line for each array: name, dtype and shape."""
+        return "".join(f"{s.name} {s.dtype} {list(s.shape)}\n" for s in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """The checkpoints of a directory, as TF1's CheckpointState.
+
+    Attributes:
+        model_checkpoint_path: path of the newest checkpoint.
+        all_model_checkpoint_paths: paths of all checkpoints, oldest first.
+    """
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str]
+
+
+def get_checkpoint_state(checkpoint_dir: str, latest_filename: str | None = None) -> CheckpointState | None:
+    """Returns the checkpoints in a directory, or None when there is none.
+
+    Args:
+        checkpoint_dir: log directory, or directory of one series.
+        latest_filename: not used, as the directory itself shows its checkpoints.
+    """
+    newest = _layout.latest_checkpoint(checkpoint_dir)
+    if newest is None:
+        return None
+    steps = _layout.steps_in(_layout.series_of(newest))
+    return CheckpointState(newest, [step.path for step, _ in _layout.in_order(steps)])
+
+
+def checkpoint_exists(checkpoint_prefix: str) -> bool:
+    """Returns True if a finished checkpoint of this name exists: ``model.ckpt-3``, ``model.ckpt/3``, or a directory."""
+    return _layout.find_checkpoint(str(checkpoint_prefix)) is not None
 
 
 def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:

@@ -107,7 +107,7 @@ def save_the_end(
 
 def saved_step(checkpoint_dir: str) -> int | None:
     """Returns the step of the newest checkpoint of a directory; None when there is none or it is not known."""
-    from harness.checkpoints.saver import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint
 
     try:
         name = os.path.basename(latest_checkpoint(checkpoint_dir) or "")
@@ -124,7 +124,7 @@ def not_saved(reached: int | None, checkpoint_dir: str) -> str:
         reached: Highest global step; None when not known.
         checkpoint_dir: Directory of the checkpoints.
     """
-    from harness.checkpoints.saver import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint
 
     try:
         found = latest_checkpoint(checkpoint_dir)

@@ -26,7 +26,7 @@ def end_mark(logdir: str) -> tuple[int, int] | None:
     Returns:
         The step, and the time of the file in nanoseconds, which tells two marks apart.
     """
-    from harness.checkpoints.saver import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint
 
     path = os.path.join(logdir, END_FILE)
     try:

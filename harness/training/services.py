@@ -23,7 +23,7 @@ from harness.training.readiness import CheckpointSaver, Element
 from harness.training.session_manager import LOST_CONTACT
 
 if TYPE_CHECKING:
-    from harness.checkpoints.saver import SaveHandle
+    from harness.checkpoints.save_job import SaveHandle
 
 _LOGGED_RATES = 10
 """Number of step rates that are logged; the events get all."""

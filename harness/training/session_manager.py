@@ -616,7 +616,7 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
         return None
     if path:
         return path
-    from harness.checkpoints.saver import latest_checkpoint
+    from harness.checkpoints.layout import latest_checkpoint
 
     found: str | None = latest_checkpoint(str(directory))
     return found

@@ -1,4 +1,4 @@
-"""Parameters outside of their cluster: as a pytree, as files for others, as a function without its source."""
+"""Parameters outside of their cluster: as a pytree, and from there as files of other libraries."""
 
 import pathlib
 from typing import Any
@@ -52,36 +52,26 @@ def test_what_does_not_fit_is_listed(checkpoint: pathlib.Path) -> None:
         harness.load_pytree(checkpoint / "none", TREE)
 
 
-def test_plain_orbax_reads_what_is_saved(tmp_path: pathlib.Path) -> None:
-    harness.save_pytree(tmp_path / "params", TREE)
+def test_other_libraries_write_the_tree(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Runs the recipes of docs/checkpoints.md."""
+    params = harness.load_pytree(checkpoint, TREE, name="net")
     with ocp.StandardCheckpointer() as plain:
+        plain.save(tmp_path / "params", params)
+        plain.wait_until_finished()
         equal(plain.restore(tmp_path / "params"), TREE)
-    with pytest.raises(ValueError, match="already exists"):
-        harness.save_pytree(tmp_path / "params", TREE)
-
-
-def test_safetensors_hold_the_names(tmp_path: pathlib.Path) -> None:
-    safetensors = pytest.importorskip("safetensors.numpy")
-    harness.save_pytree(tmp_path / "model.safetensors", TREE)
-    found = safetensors.load_file(tmp_path / "model.safetensors")
-    assert sorted(found) == ["Dense_0/bias", "Dense_0/kernel", "scale"]
-    equal(found["Dense_0/kernel"], TREE["Dense_0"]["kernel"])  # type: ignore[index, call-overload]
-    assert found["scale"].shape == ()
-
-
-def test_a_format_whose_package_is_missing_names_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
-    with pytest.raises(ImportError, match="pip install safetensors"):
-        harness.save_pytree(tmp_path / "model.safetensors", TREE)
-
-
-def test_an_exported_function_runs_without_its_source_for_any_batch(tmp_path: pathlib.Path) -> None:
-    def apply(params: Any, x: jax.Array) -> jax.Array:
-        return (x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]) * params["scale"]
-
-    (batch,) = jax.export.symbolic_shape("batch")
-    harness.export_function(tmp_path / "model.jax", apply, TREE, jax.ShapeDtypeStruct((batch, 2), jnp.float32))
+    exported = jax.export.export(jax.jit(lambda x: x @ params["Dense_0"]["kernel"]))(
+        jax.ShapeDtypeStruct((1, 2), jnp.float32)
+    )
+    (tmp_path / "model.jax").write_bytes(exported.serialize())
     served = jax.export.deserialize(bytearray((tmp_path / "model.jax").read_bytes()))
-    for size in (1, 5):
-        x = np.ones((size, 2), np.float32)
-        np.testing.assert_allclose(served.call(x), apply(TREE, x))
+    np.testing.assert_allclose(served.call(np.ones((1, 2), np.float32)), [[3.0, 5.0, 7.0]])
+
+
+def test_safetensors_hold_the_names(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    reader = harness.load_checkpoint(str(checkpoint))
+    safetensors.save_file({name: reader.get_tensor(name) for name in reader.arrays}, tmp_path / "model.safetensors")
+    found = safetensors.load_file(tmp_path / "model.safetensors")
+    assert sorted(found) == ["net/Dense_0/bias", "net/Dense_0/kernel", "net/scale", "other"]
+    np.testing.assert_array_equal(found["net/Dense_0/kernel"], TREE["Dense_0"]["kernel"])  # type: ignore[index, call-overload]
+    assert found["net/scale"].shape == ()

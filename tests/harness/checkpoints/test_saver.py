@@ -19,11 +19,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from etils import epath
 from hypothesis.extra import numpy as hnp
 
 import harness
 import runtime as rt
+from harness import tf1
 from tests.examples import costly
 from tests.harness.checkpoints.checkpoint_kit import plain_orbax
 
@@ -231,18 +231,14 @@ def test_a_checkpoint_of_an_optax_training_loop_is_restored_with_a_map(
         _assert_equal(fresh.run(mine), dense["kernel"])
 
 
-def test_where_variables_lived_travels_as_orbax_metadata(sess: rt.Session, tmp_path: pathlib.Path) -> None:
+def test_order_of_saves_is_in_orbax_metadata(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     table = np.arange(8, dtype=np.float32).reshape(4, 2)
     parts = [rt.Variable(table[i : i + 2], name=f"table/part_{i}", trainable=False) for i in (0, 2)]
     harness.partitioned("table", parts)
     _initialize(sess)
-    path = harness.Saver().save(sess, tmp_path / "m", 7)
+    harness.Saver().save(sess, tmp_path / "m", 7)
     with ocp.CheckpointManager(tmp_path / "m") as manager:
         assert manager.metadata(7).custom_metadata["bellwether"]["sequence"] == 1
-    metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / "default")
-    assert metadata.custom_metadata == {
-        "bellwether": {"table": {"dtype": "float32", "shape": [4, 2], "tasks": [sess.task, sess.task]}}
-    }
 
 
 @pytest.mark.parametrize(
@@ -292,7 +288,7 @@ def test_retention_survives_a_restart(sess: rt.Session, tmp_path: pathlib.Path) 
     _initialize(sess)
     for step in range(4):
         harness.Saver(max_to_keep=2).save(sess, tmp_path / "m", step)
-    state = harness.get_checkpoint_state(str(tmp_path))
+    state = tf1.train.get_checkpoint_state(str(tmp_path))
     assert state is not None
     assert [os.path.basename(p) for p in state.all_model_checkpoint_paths] == ["2", "3"]
     assert state.model_checkpoint_path == state.all_model_checkpoint_paths[-1]
@@ -306,72 +302,6 @@ def test_none_and_zero_keep_all(sess: rt.Session, tmp_path: pathlib.Path, keep: 
     for step in range(7):
         saver.save(sess, tmp_path / "m", step)
     assert len(saver.last_checkpoints) == 7
-
-
-def test_the_best_are_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.Path) -> None:
-    rt.Variable(1.0, name="v")
-    _initialize(sess)
-    saver = harness.Saver(max_to_keep=1, max_to_keep_best=2, best_metric="loss")
-    for step, loss in enumerate([5.0, 1.0, 4.0, 2.0, 9.0, 8.0]):
-        saver.save(sess, tmp_path / "m", step, metrics={"loss": loss})
-    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "3", "5"]
-
-
-def test_what_is_reported_belongs_to_the_next_checkpoint_whoever_saves_it(
-    sess: rt.Session, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rt.Variable(1.0, name="v")
-    _initialize(sess)
-    saver = harness.Saver(max_to_keep=1, max_to_keep_best=1, best_metric="loss")
-    for step, loss in enumerate([5.0, 1.0, None, 2.0, None]):
-        if loss is not None:
-            saver.report(loss=loss)
-        saver.save(sess, tmp_path / "m", step)
-    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["1", "4"]
-    told = [r.getMessage() for r in caplog.records if "has no metric" in r.getMessage()]
-    cure = "tell it by saver.report() before it is saved"
-    assert told == [f"the checkpoint of step 2 has no metric 'loss' and counts as the worst: {cure}"]
-
-
-def test_a_supervisor_keeps_the_best_that_were_reported(tmp_path: pathlib.Path) -> None:
-    with rt.Graph().as_default(), rt.Server.create_local_server() as server:
-        step = harness.get_or_create_global_step()
-        count = step.assign_add(1)
-        saver = harness.Saver(max_to_keep=1, max_to_keep_best=1, best_metric="loss")
-        supervisor = harness.Supervisor(logdir=tmp_path, saver=saver, save_model_secs=0, summary_op=None)
-        with supervisor.managed_session(server.target) as session:
-            for loss in (3.0, 1.0, 2.0):
-                session.run(count)
-                saver.report(loss=loss)
-                assert supervisor.save_path is not None
-                saver.save(session, supervisor.save_path, step)
-            session.run(count)
-            saver.report(loss=4.0)  # of the last checkpoint, which the Supervisor saves
-        assert [os.path.basename(p) for p in saver.last_checkpoints] == ["2", "4"]
-
-
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_the_best_survive_restarts_saves_without_metrics_and_nan(
-    sess: rt.Session, tmp_path: pathlib.Path, mode: str
-) -> None:
-    rt.Variable(1.0, name="v")
-    _initialize(sess)
-    harness.Saver(max_to_keep=None).save(sess, tmp_path / "m", 0, metrics={"other": 1.0})
-    sign = 1 if mode == "max" else -1
-    for step, value in enumerate([0.1, 0.9, 0.5, None, 0.7, np.nan, 0.2], 1):
-        saver = harness.Saver(max_to_keep=1, max_to_keep_best=2, best_metric="score", best_mode=mode)
-        saver.save(sess, tmp_path / "m", step, metrics=None if value is None else {"score": np.float32(sign * value)})
-    assert [os.path.basename(p) for p in saver.last_checkpoints] == ["2", "5", "7"]
-
-
-def test_metrics_that_do_not_tell_which_is_best_are_refused(sess: rt.Session, tmp_path: pathlib.Path) -> None:
-    rt.Variable(1.0, name="v")
-    _initialize(sess)
-    saver = harness.Saver(max_to_keep_best=1, best_metric="loss")
-    with pytest.raises(ValueError, match="metrics has no 'loss', which is best_metric: it has accuracy"):
-        saver.save(sess, tmp_path / "m", 1, metrics={"accuracy": 0.5})
-    with pytest.raises(ValueError, match="the metric 'loss' must be a number"):
-        saver.save(sess, tmp_path / "m", 1, metrics={"loss": "small"})  # type: ignore[dict-item]
 
 
 def test_one_for_every_so_many_hours_is_kept_besides_the_last(sess: rt.Session, tmp_path: pathlib.Path) -> None:
@@ -403,23 +333,13 @@ def test_the_same_step_again_replaces_the_old_one(sess: rt.Session, tmp_path: pa
     assert os.listdir(tmp_path / "m") == ["3"]
 
 
-def test_padded_step_numbers(sess: rt.Session, tmp_path: pathlib.Path) -> None:
-    variable = rt.Variable(1.0, name="v")
-    _initialize(sess)
-    saver = harness.Saver(pad_step_number=True)
-    assert saver.save(sess, tmp_path / "m", 3) == f"{tmp_path}/m/00000003"
-    sess.run(variable.assign(5.0))
-    saver.restore(sess, harness.latest_checkpoint(str(tmp_path)))
-    assert sess.run(variable) == 1
-
-
 def test_tf1_spelling_of_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     variable = rt.Variable(1.0, name="v")
     _initialize(sess)
     saver = harness.Saver()
     saver.save(sess, tmp_path / "model.ckpt", 3)
-    assert harness.checkpoint_exists(f"{tmp_path}/model.ckpt-3")
-    assert not harness.checkpoint_exists(f"{tmp_path}/model.ckpt-4")
+    assert tf1.train.checkpoint_exists(f"{tmp_path}/model.ckpt-3")
+    assert not tf1.train.checkpoint_exists(f"{tmp_path}/model.ckpt-4")
     sess.run(variable.assign(5.0))
     saver.restore(sess, f"{tmp_path}/model.ckpt-3")
     assert sess.run(variable) == 1
@@ -429,7 +349,7 @@ def test_recovered_checkpoints_are_listed(sess: rt.Session, tmp_path: pathlib.Pa
     rt.Variable(1.0, name="v")
     _initialize(sess)
     path = harness.Saver().save(sess, tmp_path / "m", 3)
-    other = harness.Saver()
+    other = tf1.train.Saver()
     assert other.last_checkpoints == []
     other.recover_last_checkpoints([f"{tmp_path}/m/2", path])
     assert other.last_checkpoints == [path]
@@ -488,7 +408,7 @@ def test_no_checkpoint(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="not a valid checkpoint"):
         saver.restore(sess, str(tmp_path / "nothing"))
     assert harness.latest_checkpoint(str(tmp_path)) is None
-    assert harness.get_checkpoint_state(str(tmp_path / "nothing")) is None
+    assert tf1.train.get_checkpoint_state(str(tmp_path / "nothing")) is None
     assert saver.restore_latest(sess, str(tmp_path)) is None
     with pytest.raises(ValueError, match="Couldn't find a checkpoint"):
         harness.load_checkpoint(str(tmp_path))
@@ -591,17 +511,6 @@ def test_a_damaged_step_is_replaced_when_training_gets_there_again(sess: rt.Sess
     sess.run(variable.assign(np.full(5000, 2, np.float32)))
     saver.save(sess, tmp_path / "m", 2)
     assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/2"
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_series_keeps_the_form_of_its_names(sess: rt.Session, tmp_path: pathlib.Path, first: bool) -> None:
-    """Orbax sees names of one form only, and would never remove the older steps."""
-    rt.Variable(1.0, name="v")
-    _initialize(sess)
-    for step, pad in ((7, first), (12, not first)):
-        path = harness.Saver(max_to_keep=1, pad_step_number=pad).save(sess, tmp_path / "m", step)
-    expected = "00000012" if first else "12"
-    assert path == f"{tmp_path}/m/{expected}" and os.listdir(tmp_path / "m") == [expected]
 
 
 def test_what_a_dead_chief_left_is_cleaned_away(sess: rt.Session, tmp_path: pathlib.Path) -> None:
@@ -756,8 +665,8 @@ def test_reader(sess: rt.Session, tmp_path: pathlib.Path) -> None:
     _variables(VALUES)
     _initialize(sess)
     harness.Saver().save(sess, tmp_path / "m", 1)
-    reader = harness.load_checkpoint(str(tmp_path))
-    assert reader.get_variable_to_shape_map()["layer/w"] == (3, 4)
+    assert harness.load_checkpoint(str(tmp_path)).get_variable_to_shape_map()["layer/w"] == (3, 4)
+    reader = tf1.train.NewCheckpointReader(str(tmp_path))
     assert reader.get_variable_to_dtype_map()["half"] == np.dtype(ml_dtypes.bfloat16)
     assert reader.has_tensor("scalar:0") and not reader.has_tensor("zz")
     with pytest.raises(rt.NotFoundError, match="Key zz not found"):

@@ -12,6 +12,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness import tf1
 from harness.checkpoints import layout, orbax
 from harness.checkpoints.manifest import FILE_NAME, Manifest, read_manifest
 
@@ -134,9 +135,9 @@ def test_a_step_that_was_being_replaced_is_found(tmp_path: pathlib.Path, kind: s
     aside = newest.parent / layout.REPLACED / newest.name
     aside.parent.mkdir()
     newest.rename(aside)
-    state = harness.get_checkpoint_state(str(tmp_path))
+    state = tf1.train.get_checkpoint_state(str(tmp_path))
     assert state is not None and state.model_checkpoint_path == str(aside)
-    assert harness.checkpoint_exists(str(newest))
+    assert tf1.train.checkpoint_exists(str(newest))
     orbax._directories.clear()  # as in another process: the next chief's
     assert _train_to(tmp_path, kind, 5) == 3
     left = {p.name for p in newest.parent.iterdir()}

@@ -163,22 +163,6 @@ def test_a_disk_that_is_away_during_a_save_costs_that_checkpoint_only(tmp_path: 
     assert last is not None and _run(tmp_path, 0)[0] == int(os.path.basename(last))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]"])
-def test_damaged_metrics_of_an_older_checkpoint_keep_no_other_from_being_saved(
-    tmp_path: pathlib.Path, content: bytes
-) -> None:
-    with rt.Graph().as_default(), rt.Session() as sess:
-        rt.Variable(np.float32(1), name="v")
-        sess.run(rt.global_variables_initializer())
-        options: dict[str, Any] = {"max_to_keep": 1, "max_to_keep_best": 1, "best_metric": "loss"}
-        harness.Saver(**options).save(sess, tmp_path / "m", 1, metrics={"loss": 0.1})
-        (tmp_path / "m" / "1" / "metrics" / "metrics").write_bytes(content)
-        saver = harness.Saver(**options)
-        for step in (2, 3, 4):
-            saver.save(sess, tmp_path / "m", step, metrics={"loss": 0.1 * step})
-    assert sorted(os.listdir(tmp_path / "m")) == ["2", "4"]
-
-
 def test_a_last_summary_that_fails_does_not_cost_the_last_checkpoint(tmp_path: pathlib.Path) -> None:
     with rt.Graph().as_default():
         step = harness.get_or_create_global_step()

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import harness
@@ -121,7 +122,8 @@ def test_inspect_lists_a_step_whose_tree_cannot_be_read_as_damaged(
 def test_a_damaged_value_of_another_program_is_one_line(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    harness.save_pytree(tmp_path / "params", {"w": np.random.default_rng(0).random(8192)})
+    with ocp.StandardCheckpointer() as plain:
+        plain.save(tmp_path / "params", {"w": np.random.default_rng(0).random(8192)})
     assert inspection.main([str(tmp_path / "params"), "--values"]) == 0
     victim = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     victim.write_bytes(bytes(victim.stat().st_size))

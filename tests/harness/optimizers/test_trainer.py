@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.checkpoints.saver import latest_checkpoint
+from harness.checkpoints.layout import latest_checkpoint
 from tests.kit import real_mnist
 from tests.kit.processes import ROOT
 

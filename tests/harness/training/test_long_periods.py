@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.checkpoints.saver import latest_checkpoint
+from harness.checkpoints.layout import latest_checkpoint
 
 
 @pytest.fixture(autouse=True)

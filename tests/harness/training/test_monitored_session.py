@@ -11,7 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.checkpoints.saver import latest_checkpoint
+from harness.checkpoints.layout import latest_checkpoint
 from harness.training import stop_orders
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from tests.kit.events import read_events

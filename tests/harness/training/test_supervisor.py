@@ -13,7 +13,7 @@ from tensorboardX.proto import event_pb2
 
 import harness
 import runtime as rt
-from harness.checkpoints.saver import latest_checkpoint
+from harness.checkpoints.layout import latest_checkpoint
 from harness.training import lifecycle
 from tests.kit.waits import until
 
