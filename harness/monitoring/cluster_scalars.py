@@ -6,21 +6,15 @@ steps send no figures, and one event file has the series of all tasks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Protocol, runtime_checkable
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, LooperThread, while_open
-from harness.monitoring.rates import Figures, figures
-from harness.monitoring.status import probe_tasks
+from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus
 from harness.tensorboard.plugin_messages import Layout
-
-REQUEST_SECS = 2.0
-"""Seconds for an answer, after which a task is left out of a sample."""
 
 LAYOUT: Layout = {
     "Speed": {
@@ -62,9 +56,6 @@ LAYOUT: Layout = {
 }
 """The groups of the standard series on TensorBoard's custom-scalars page."""
 
-_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "gauges")
-_SERVING = ("queue_depth", "received_per_sec", "sent_per_sec")
-"""Figures only of tasks that receive calls."""
 _GAUGES = ("memory_bytes", "host_memory_used_bytes", "host_load", "variable_bytes", "backup_lag_steps_max")
 _SWITCHES = ("backup_usable",)
 """Gauges of which 0 is worth a point."""
@@ -72,34 +63,25 @@ _SUMS = ("updates_dropped", "recoveries", "backup_recoveries", "steps_lost", "er
 """Sums that are shown without a rate, once above zero; the names of their figures end in ``_total``."""
 
 
-def scalars(task: str, before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) -> dict[str, float]:
+def scalars(report: rt.TaskReport, figures: Mapping[str, float]) -> dict[str, float]:
     """Returns the standard series of a task: tag -> value.
 
     Args:
-        task: ``/job:ps/task:0``; the tags end in ``ps_0``.
-        before: the earlier report of the task; None for the first.
-        now: the later report.
-        seconds: seconds between the reports.
+        report: the report of ``/job:ps/task:0``; the tags end in ``ps_0``.
+        figures: the figures since the report before; see ``rates.figures``.
     """
-    label = _label(task)
-    span = figures(before, now, seconds)
-    found = {
-        f"{name}/{label}": float(value)
-        for name in _FIGURES
-        if (value := getattr(span, name)) is not None and (name not in _SERVING or now.values.get("calls_total"))
-    }
-    found |= {f"{name}/{label}": span.gauges[name] for name in _GAUGES if span.gauges.get(name)}
-    found |= {f"{name}/{label}": span.gauges[name] for name in _SWITCHES if name in span.gauges}
-    found |= {f"{name}/{label}": total for name in _SUMS if (total := now.values.get(f"{name}_total"))}
-    for name, value in span.gauges.items():
+    label = "_".join(part.partition(":")[2] for part in report.task.strip("/").split("/"))
+    values = report.values
+    found = dict(figures)
+    found |= {name: values[name] for name in _GAUGES if values.get(name)}
+    found |= {name: values[name] for name in _SWITCHES if name in values}
+    found |= {name: total for name in _SUMS if (total := values.get(f"{name}_total"))}
+    tags = {f"{name}/{label}": float(value) for name, value in found.items()}
+    for name, value in values.items():
         base, _, device = name.partition("/")
         if device:
-            found[f"{base}/{label}_{device.replace(':', '_')}"] = value
-    return found
-
-
-def _label(task: str) -> str:
-    return "_".join(part.partition(":")[2] for part in task.strip("/").split("/"))
+            tags[f"{base}/{label}_{device.replace(':', '_')}"] = value
+    return tags
 
 
 @runtime_checkable
@@ -122,37 +104,29 @@ class StandardSeries:
     """
 
     def __init__(self, cluster: rt.ClusterSpec, writer: SeriesWriter) -> None:
-        self._cluster = cluster
+        self._sampler = Sampler(cluster)
         self._writer = writer
-        self._before: dict[str, tuple[rt.TaskReport, float]] = {}
         self._silent: set[str] = set()
         writer.add_layout(LAYOUT)
-        self._probe()
+        self._sample()
 
     def write(self, step: int) -> dict[str, float]:
         """Samples every task, writes a point of each series at ``step``, and returns the points: tag -> value."""
-        before = dict(self._before)
-        self._probe()
         found: dict[str, float] = {}
-        for task, (report, at) in self._before.items():
-            earlier = before.get(task)
-            if earlier is None:
-                found |= scalars(task, None, report, time.time() - report.started_unix_secs)
-            elif at > earlier[1]:
-                found |= scalars(task, earlier[0], report, at - earlier[1])
+        for state in self._sample():
+            if state.report is not None and state.report.task == state.task:
+                found |= scalars(state.report, state.figures)
         if found:
             self._writer.add_scalars(found, step)
         return found
 
-    def _probe(self) -> None:
-        states = probe_tasks(self._cluster, REQUEST_SECS)
-        for state in states:
-            if state.report is not None and state.report.task == state.task:
-                self._before[state.task] = (state.report, time.monotonic())
-        silent = [state.task for state in states if state.report is None]
-        if gone := [task for task in silent if task not in self._silent]:
-            logging.info("no figures from %s: not reached, or done", ", ".join(gone))
-        self._silent = set(silent)
+    def _sample(self) -> list[TaskStatus]:
+        states = self._sampler.sample()
+        silent = {state.task for state in states if state.report is None}
+        if gone := silent - self._silent:
+            logging.info("no figures from %s: not reached, or done", ", ".join(sorted(gone)))
+        self._silent = silent
+        return states
 
 
 class SeriesThread(LooperThread):
@@ -180,7 +154,7 @@ class SeriesThread(LooperThread):
         """Writes a point of each series; without an answer of the cluster the point is left out."""
         try:
             if self._series is None:
-                self._series = StandardSeries(rt.probe(self._session.target, REQUEST_SECS).cluster, self._writer)
+                self._series = StandardSeries(rt.probe(self._session.target, ANSWER_SECS).cluster, self._writer)
                 # Rates need two samples.
                 return
             with while_open(self._session):

@@ -94,9 +94,9 @@ def test_two_then_four_then_one(ps: int, named: int, sync: bool, tmp_path: pathl
         workers[2].expect("left the training run, which goes on without this task")
         goes_on(workers[0])
         shown = cluster.status()
-        assert shown["/job:worker/task:0"]["up"] and shown["/job:worker/task:2"]["gone"] == LEFT
-        assert shown["/job:worker/task:1"]["gone"] == LEFT
-        assert shown["/job:worker/task:3"]["gone"].startswith("gone, no sign of life for")
+        assert shown["/job:worker/task:0"]["up"] and shown["/job:worker/task:2"]["fate"] == LEFT
+        assert shown["/job:worker/task:1"]["fate"] == LEFT
+        assert shown["/job:worker/task:3"]["fate"].startswith("gone, no sign of life for")
         (tmp_path / "hurry").touch()
         end = workers[0].hear("END")[1]
         assert [task.wait() for task in (workers[0], *cluster.servers)] == [0] * (ps + 1)

@@ -6,7 +6,7 @@ import pytest
 
 import runtime as rt
 from harness.certs import CA
-from harness.monitoring import status
+from harness.monitoring.sampler import Sampler
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import Cluster, consistent
 from tests.kit import certificates
@@ -66,12 +66,12 @@ def test_every_role_can_do_its_part(tmp_path: Path, roles: Roles) -> None:
         other.tell("end")
         assert other.wait() == 0
         spec = rt.ClusterSpec(c.spec)
-        found = status.probe_tasks(spec, 30.0, security=observer)
-        assert [(state.task, state.problem, state.done) for state in found] == [
-            ("/job:ps/task:0", "", False),
-            ("/job:ps/task:1", "", False),
-            ("/job:worker/task:0", "", False),
-            ("/job:worker/task:1", "", True),  # the run records tell
+        found = Sampler(spec, observer, 30.0).sample()
+        assert [(state.task, state.problem, state.fate) for state in found] == [
+            ("/job:ps/task:0", "", ""),
+            ("/job:ps/task:1", "", ""),
+            ("/job:worker/task:0", "", ""),
+            ("/job:worker/task:1", "", "done"),  # the run records tell
         ]
         chief.tell("end")
         assert [t.wait() for t in (chief, *ps)] == [0, 0, 0]

@@ -829,4 +829,4 @@ def test_the_observers_token_looks_and_does_nothing(
                 peer.acquire()
             peer.close()
         assert status.main([f"--cluster=ps={spec['ps'][0]}", f"--security={files['observer']}"]) == 0
-        assert re.search(r"/job:ps/task:0 +ps +up", capsys.readouterr().out)
+        assert re.search(r"/job:ps/task:0 +up", capsys.readouterr().out)
