@@ -144,20 +144,21 @@ def _read_or_download(path: Path, sha256: str, mirrors: Sequence[str]) -> NDArra
         except DataError as error:
             logging.warning("%s; it was downloaded, so it is deleted now and downloaded again", error)
             path.unlink()
-    failures: list[Exception] = []
+    damaged: ValueError | None = None
     for mirror in mirrors:
         url = f"{mirror}/{path.name}.gz"
         try:
-            logging.info("downloading %s", url)
             pooch.retrieve(url, sha256, path.name, path.parent, downloader=_get)
             return read(path, sha256)
+        except ConnectionError as error:
+            logging.warning("%s cannot be reached: %s", url, error)
         # Pooch raises ValueError for a file with another SHA-256.
-        except (ConnectionError, ValueError) as error:
-            logging.warning("mirror %s failed: %s", mirror, error)
-            failures.append(type(error)(f"{url}: {error}"))
-    if wrong := [failure for failure in failures if isinstance(failure, ValueError)]:
-        raise DataError(f"{wrong[0]}; try again later, or set --data_dir to your own copy") from wrong[0]
-    raise ConnectionError(f"no MNIST mirror could be reached ({'; '.join(map(str, failures))})")
+        except ValueError as error:
+            logging.warning("%s is not the original file: %s", url, error)
+            damaged = damaged or ValueError(f"{url}: {error}")
+    if damaged is not None:
+        raise DataError(f"{damaged}; try again later, or set --data_dir to your own copy") from damaged
+    raise ConnectionError("no MNIST mirror could be reached")
 
 
 def _get(url: str, file: str, _: object) -> None:
