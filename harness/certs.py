@@ -50,8 +50,9 @@ CLIENTS: Final = ("observer", "admin")
 ROLES: Final = ("worker", "chief", "ps", *CLIENTS)
 RUN: Final = "bellwether"
 """The run of certificates with a role, by default."""
-_RUN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_TASK: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}/[0-9]{1,9}")
+_SAID: Final = re.compile(
+    rf"bellwether://[A-Za-z0-9._-]{{1,64}}/({'|'.join(ROLES)})(/[A-Za-z0-9_.-]{{1,64}}/[0-9]{{1,9}})?"
+)
 
 
 class CertificateError(Exception):
@@ -184,22 +185,17 @@ def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
         if tasks or run:
             raise CertificateError("--tasks and --run go with a --role")
         return [""] * hosts
-    if role not in ROLES:
-        raise CertificateError(f"--role={role} is none of {', '.join(ROLES)}")
-    if not _RUN.fullmatch(run or RUN):
-        raise CertificateError(f"--run={run} is no name: letters, digits, '.', '_' and '-'")
     base = f"bellwether://{run or RUN}/{role}"
-    if not tasks:
-        return [base] * hosts
-    if role in CLIENTS:
+    if tasks and role in CLIENTS:
         raise CertificateError(f"--tasks: a certificate of the role {role} is that of no task")
-    given = [task.strip() for task in tasks.split(",")]
-    if len(given) != hosts:
-        raise CertificateError(f"--tasks names {len(given)} tasks and --hosts {hosts} hosts: give one for each")
-    for task in given:
-        if not _TASK.fullmatch(task):
-            raise CertificateError(f"--tasks: {task!r} is not of the form JOB/INDEX, as in worker/1")
-    return [f"{base}/{task}" for task in given]
+    said = [f"{base}/{task.strip()}" for task in tasks.split(",")] if tasks else [base] * hosts
+    if len(said) != hosts:
+        raise CertificateError(f"--tasks names {len(said)} tasks and --hosts {hosts} hosts: give one for each")
+    for text in said:
+        if not _SAID.fullmatch(text):
+            form = f"bellwether://RUN/ROLE/JOB/INDEX, where --role is one of {', '.join(ROLES)}"
+            raise CertificateError(f"--run, --role and --tasks make {text}, which is not of the form {form}")
+    return said
 
 
 def make_certificates(

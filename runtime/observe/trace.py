@@ -116,8 +116,5 @@ def merge(parts: Iterable[pb.StepStats]) -> pb.StepStats:
     devices: dict[str, pb.DeviceStepStats] = {}
     for part in parts:
         for device in part.dev_stats:
-            if device.device in devices:
-                devices[device.device].MergeFrom(device)
-            else:
-                devices[device.device] = device
+            devices.setdefault(device.device, pb.DeviceStepStats()).MergeFrom(device)
     return pb.StepStats(dev_stats=[devices[name] for name in sorted(devices)])

@@ -50,27 +50,21 @@ class Look(NamedTuple):
     problem: OpError | None = None
 
 
-def can_look(address: str) -> bool:
-    """Whether connections to an address are ours to make: it is no name of gRPC's own, and no proxy makes them."""
-    try:
-        split_address(address)
-    except InvalidArgumentError:
-        return False
-    return http_proxy.proxy() is None
-
-
 def look(address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS) -> Look:
     """Looks at a task as its clients see it.
 
     Args:
-        address: ``host:port``; at another name nothing is seen.
+        address: ``host:port``; at another name, which gRPC alone knows, nothing is seen.
         certificates: of this process; None for a client without.
         task: that is to be there, such as "/job:ps/task:0"; empty where it may be any.
         secs: how long it may take.
     """
-    if not can_look(address):
+    try:
+        host, port = split_address(address)
+    except InvalidArgumentError:
         return Look(answered=True)
-    host, port = split_address(address)
+    if http_proxy.proxy() is not None:  # which makes the connections
+        return Look(answered=True)
     # A task without TLS says nothing to a handshake.
     deadline = time.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
     if certificates is None:

@@ -43,9 +43,6 @@ class ClientRole(enum.StrEnum):
 _ALL: Final = frozenset(ClientRole)
 _TRAIN: Final = frozenset((ClientRole.WORKER, ClientRole.CHIEF))
 _TASKS: Final = _TRAIN | {ClientRole.PS}
-_LEAD: Final = frozenset((ClientRole.CHIEF,))
-_PS: Final = frozenset((ClientRole.PS,))
-_ADMIN: Final = frozenset((ClientRole.ADMIN,))
 _JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "ps": ("ps",),
     "worker": ("worker", "evaluator"),
@@ -60,13 +57,13 @@ _ORDERS: Final = {
         register unregister trace session step run.join run.rest run.done run.stop run.wait_stop
         run.wait_loaded run.wait_done checkpoint.states checkpoint.changed stage
     """,
-    _LEAD: """
+    frozenset((ClientRole.CHIEF,)): """
         quorum run.claim run.load run.open run.finish checkpoint.pause checkpoint.let_through
         checkpoint.take checkpoint.write checkpoint.confirm checkpoint.read
         checkpoint.receive checkpoint.commit checkpoint.drop checkpoint.bytes
     """,
-    _PS: "backup",
-    _ADMIN: "clear",
+    frozenset((ClientRole.PS,)): "backup",
+    frozenset((ClientRole.ADMIN,)): "clear",
 }
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     order: allowed for allowed, orders in _ORDERS.items() for order in orders.split()

@@ -141,11 +141,11 @@ def connect(
                 sock = waiting.pop(fd)
                 poll.unregister(fd)
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code == 0 and _is_connected(sock):
+                if code == 0:
                     adopted = sock
                     adopt(sock)
                     return sock
-                failures.append(_error(code or errno.ECONNABORTED))
+                failures.append(_error(code))
             assert adopted is not None
             adopt(adopted)  # raises if that is what interrupted it
         refused = [failure for failure in failures if isinstance(failure, ConnectionRefusedError)]
@@ -154,14 +154,6 @@ def connect(
         for sock in made:
             if sock is not adopted:
                 sock.close()
-
-
-def _is_connected(sock: socket.socket) -> bool:
-    try:
-        sock.getpeername()
-    except OSError:
-        return False
-    return True
 
 
 def _error(code: int) -> OSError:

@@ -441,11 +441,11 @@ class Lane:
             raise
         if kind == frames.GOODBYE:
             raise self._farewell()
-        if kind == frames.PONG:
-            return []
         if len(start) == length + frames.HEADER_BYTES and start[length:] == frames.LEAVES:
             start = start[:length]  # the server has left since it sent this
             self._had_goodbye = True
+        if kind == frames.PONG:
+            return []
         if kind not in (frames.REPLY, frames.ERROR) or seq != self._seq or len(start) > length:
             raise InternalError(f"answered call {self._seq} with a frame of kind {kind}, seq {seq}", task=self.task)
         if kind == frames.REPLY and (layout is not None or not flags & frames.DYNAMIC):

@@ -18,15 +18,10 @@ _WAIT_SECS = 1.0
 class Owner(Protocol):
     """A connection that speaks for a lane."""
 
-    @property
-    def gone(self) -> bool:
-        """Whether its client has hung up."""
-        ...
-
-    @property
-    def heard_at(self) -> float:
-        """`time.monotonic()` of its client's last sign of life: the connection itself, or a ping."""
-        ...
+    gone: bool
+    """True if its client has hung up."""
+    heard_at: float
+    """`time.monotonic()` of its client's last sign of life: the connection itself, or a ping."""
 
 
 Kept = TypeVar("Kept")
@@ -39,14 +34,15 @@ class Superseded(Exception):
 class LaneRecord(Generic[Kept]):
     """The memory of one lane. The thread of its owner calls `begin` and `finish` around each call."""
 
-    __slots__ = ("_changed", "_kept", "_running", "_seq", "_waiting", "attempt", "closed_at", "lock", "memory", "owner")
+    __slots__ = ("_changed", "_kept", "_running", "_waiting", "attempt", "closed_at", "lock", "memory", "owner", "seq")
 
     def __init__(self) -> None:
         """A lane of which nothing has happened yet."""
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
         self._waiting = 0
-        self._seq = 0
+        self.seq = 0
+        """Number of the newest call."""
         self._running = False
         self._kept: Kept | None = None
         self.memory: dict[str, Any] = {}
@@ -55,15 +51,10 @@ class LaneRecord(Generic[Kept]):
         self.owner: Owner | None = None
         self.closed_at = 0.0
 
-    @property
-    def seq(self) -> int:
-        """Number of the newest call."""
-        return self._seq
-
     def inherit(self, seq: int, kept: Kept, now: float) -> None:
         """Takes over what an earlier process of the server remembered of the lane."""
         with self.lock:
-            self._seq, self._kept, self.closed_at = seq, kept, now
+            self.seq, self._kept, self.closed_at = seq, kept, now
 
     def begin(self, owner: Owner, seq: int) -> Kept | None:
         """Starts a call, or gives its reply if it has been run already.
@@ -88,14 +79,14 @@ class LaneRecord(Generic[Kept]):
                 self._waiting -= 1
             if self.owner is not owner or owner.gone:
                 raise Superseded
-            if seq == self._seq and self._kept is not None:
+            if seq == self.seq and self._kept is not None:
                 return self._kept
-            if seq < self._seq:
-                raise FailedPreconditionError(f"call {seq} of this lane came after call {self._seq}")
+            if seq < self.seq:
+                raise FailedPreconditionError(f"call {seq} of this lane came after call {self.seq}")
             self._kept = None  # a later call shows that the reply arrived; what it references is free now
-            if self.memory and seq != self._seq:
+            if self.memory and seq != self.seq:
                 self.memory = {}
-            self._seq = seq
+            self.seq = seq
             self._running = True
             return None
 

@@ -126,20 +126,18 @@ def has_bytes(sock: socket.socket) -> bool:
 
 def ends_with(sock: socket.socket, frame: bytes) -> bool:
     """Reads what has come and waits in a connection that nobody else reads; says whether it ends with a frame."""
-    tail = b""
-    try:
-        if isinstance(sock, ssl.SSLSocket):
-            sock.settimeout(0)
-            with contextlib.suppress(ssl.SSLWantReadError):
-                while data := sock.recv(_DRAIN_BYTES):
-                    tail = (tail + data)[-len(frame) :]
-            return tail == frame
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        while poll.poll(0) and (data := sock.recv(_DRAIN_BYTES)):
-            tail = (tail + data)[-len(frame) :]
-    except (OSError, ValueError):  # the connection is broken, or closed on our side
-        return tail == frame
+    tail, secure = b"", isinstance(sock, ssl.SSLSocket)
+    # Nothing more has come; or the connection is broken, or closed on our side.
+    with contextlib.suppress(OSError, ValueError):
+        before = sock.gettimeout()
+        try:
+            if secure:
+                sock.settimeout(0)
+            while data := sock.recv(_DRAIN_BYTES, 0 if secure else socket.MSG_DONTWAIT):
+                tail = (tail + data)[-len(frame) :]
+        finally:
+            if secure:
+                sock.settimeout(before)
     return tail == frame
 
 

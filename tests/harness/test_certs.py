@@ -178,12 +178,12 @@ def test_a_role_is_in_the_certificate(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--role=king"], "--role=king is none of worker, chief, ps, observer, admin"),
+        (["--role=king"], "bellwether://bellwether/king, which is not of the form"),
         (["--tasks=ps/0"], "go with a --role"),
         (["--run=mnist"], "go with a --role"),
         (["--role=ps", "--tasks=ps/0,ps/1"], "names 2 tasks and --hosts 1 hosts"),
-        (["--role=ps", "--tasks=ps0"], "'ps0' is not of the form JOB/INDEX"),
-        (["--role=ps", "--run=a/b"], "--run=a/b is no name"),
+        (["--role=ps", "--tasks=ps0"], "/ps/ps0, which is not of the form bellwether://RUN/ROLE/JOB/INDEX"),
+        (["--role=ps", "--run=a/b"], "bellwether://a/b/ps, which is not of the form"),
         (["--role=observer", "--tasks=ps/0"], "that of no task"),
     ],
 )

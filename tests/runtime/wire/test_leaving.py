@@ -1,5 +1,7 @@
 """A server that leaves for good tells its clients, whenever they come to know of it; one that stops tells nothing."""
 
+import pathlib
+import socket
 import threading
 import time
 from typing import Any
@@ -7,7 +9,12 @@ from typing import Any
 import pytest
 
 from runtime.errors import TaskLeftError, UnavailableError
+from runtime.trust.certificates import Certificates
+from runtime.wire import frames
+from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions
+from runtime.wire.endpoint import Endpoint
+from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import ADD, addend, make_peer, make_server
@@ -83,3 +90,34 @@ def test_signs_of_life() -> None:
     peer.release(lane)
     peer.close()
     server.stop()
+
+
+def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path) -> None:
+    """The look made the TLS socket one that does not block, and the next ping broke the connection."""
+    certificates = Certificates(make(tmp_path / "here"))
+    server, _ = make_server(tls=certificates.server_context)
+    endpoint = server.endpoint("127.0.0.1")
+    options = ChannelOptions(prefer_unix=False, heartbeat_secs=0.05, heartbeat_timeout_secs=60.0)
+    peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
+    peer.release(peer.acquire())
+    until(lambda: peer._heart._lane.fileno() >= 0)
+    for _ in range(3):
+        last = server.lanes.heard_at(kit.CLIENT)
+        assert not peer.left
+        until(lambda last=last: server.lanes.heard_at(kit.CLIENT) > last)
+    assert server.counters.accepted == 2
+    peer.close()
+    server.stop()
+
+
+def test_a_goodbye_right_behind_the_answer_to_a_ping_is_seen() -> None:
+    peer = make_peer(lambda timeout: Endpoint("127.0.0.1", 1, None, "", 1))
+    lane = Lane(peer._dialer, 1)
+    here, there = socket.socketpair()
+    with here, there:
+        lane._sock, lane._sendmsg, lane._recvmsg_into = here, here.sendmsg, here.recvmsg_into
+        there.sendall(frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0) + frames.LEAVES)
+        lane.ping(time.monotonic() + 60)
+        assert lane.has_left()
+        lane.close()
+    peer.close()
