@@ -40,8 +40,8 @@ _HOMES = _listed()
 __all__ = sorted(_HOMES)
 
 _RETIRED = frozenset(
-    "CheckpointState CollectiveReplicas MlflowTracker Tracker WandbTracker checkpoint_exists export_function "
-    "get_checkpoint_state join_group save_pytree".split()
+    "CheckpointState CollectiveReplicas MlflowTracker Tracker WandbTracker checkpoint_exists checkpoints_iterator "
+    "export_function get_checkpoint_state init_from_checkpoint join_group save_pytree".split()
 )
 """The names of earlier versions, each with a line in ``runtime.retired``."""
 

@@ -2,8 +2,6 @@
 
 from harness import monitoring as monitoring
 from harness.checkpoints.export import load_pytree as load_pytree
-from harness.checkpoints.initialize import init_from_checkpoint as init_from_checkpoint
-from harness.checkpoints.layout import checkpoints_iterator as checkpoints_iterator
 from harness.checkpoints.layout import latest_checkpoint as latest_checkpoint
 from harness.checkpoints.names import partitioned as partitioned
 from harness.checkpoints.reader import CheckpointReader as CheckpointReader

@@ -18,7 +18,6 @@ _LISTS: Final = "since 0.2 programs of other processes are lists of operations, 
 _TRACKER: Final = "since 0.2 use on_scalars of the FileWriter (docs/monitoring.md, Experiment trackers)"
 _COLLECTIVE: Final = "since 0.2 use jax.distributed for a model without ps, or a mesh in a worker (docs/sync.md)"
 _SYNC: Final = "since 0.2 leave it out, or use tf.train.SyncReplicasOptimizer of harness.tf1 (docs/sync.md)"
-_TF1: Final = "since 0.2 use tf.train of harness.tf1, or Saver.last_checkpoints"
 _LIMITS: Final[Mapping[str, str]] = {
     "client_connections": "a client has a sixteenth of connections",
     "client_lanes": "a client has a quarter of connections",
@@ -79,9 +78,13 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "Saver(pad_step_number=)": "since 0.2 the step in a name has no zeros before it; leave the argument out",
     "harness.export_function": "since 0.2 use jax.export (docs/checkpoints.md)",
     "harness.save_pytree": "since 0.2 use orbax.checkpoint.StandardCheckpointer (docs/checkpoints.md)",
-    "harness.CheckpointState": _TF1,
-    "harness.checkpoint_exists": _TF1,
-    "harness.get_checkpoint_state": _TF1,
+    **dict.fromkeys(
+        map(
+            "harness.{}".format,
+            "CheckpointState checkpoint_exists checkpoints_iterator get_checkpoint_state init_from_checkpoint".split(),
+        ),
+        "since 0.2 use tf.train of harness.tf1 (docs/checkpoints.md)",
+    ),
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
 } | {

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +28,6 @@ STORE_OF_TASK = "ocdbt.process_"
 """Prefix of the stores of the tasks, of which the store of a checkpoint is made."""
 REPLACED = "replaced"
 """Sub-directory of a series that keeps a step while the same step is saved again."""
-POLL_SECS = 1.0
-"""Seconds between two looks for a new checkpoint."""
 LOG_EVERY_SECS = 10.0
 RUN_FILE = "chief.lock"
 """The record of the run in its log directory. The chief writes the record and holds the lock of the file."""
@@ -307,24 +303,18 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
         UnavailableError: The directory cannot be read now, so it is unknown if there are checkpoints.
         PermissionDeniedError: The directory may not be read.
     """
-    found = _newest(str(checkpoint_dir))
+    whole, refused = newest_usable(str(checkpoint_dir), check_files)
+    found = whole.path if whole is not None else next(iter(refused), None)
     if found is None and _is_of_tensorflow(str(checkpoint_dir)):
         text = "the checkpoints at %s are TensorFlow's, which cannot be read"
         logging.log_every_n_seconds(logging.WARNING, text, LOG_EVERY_SECS, checkpoint_dir)
     return found
 
 
-def _newest(checkpoint_dir: str, *, damaged: bool = True) -> str | None:
-    """Returns the newest whole checkpoint; if all are damaged, the newest or, without ``damaged``, None."""
-
-    def check(step: Step) -> None:
-        if problems := problems_of(step):
-            raise DataLossError(f"checkpoint {step.path} is damaged: {'; '.join(problems[:3])}")
-
-    whole, refused = newest_usable(checkpoint_dir, check)
-    if whole is not None:
-        return whole.path
-    return next(iter(refused), None) if damaged else None
+def check_files(step: Step) -> None:
+    """Raises DataLossError if names or sizes of files show that a checkpoint is damaged."""
+    if problems := problems_of(step):
+        raise DataLossError(f"checkpoint {step.path} is damaged: {'; '.join(problems[:3])}")
 
 
 def _is_of_tensorflow(path: str) -> bool:
@@ -348,61 +338,6 @@ def saved_at(step: Step) -> float:
         OSError: The checkpoint was deleted.
     """
     return _saved_at(step, read_manifest(step.path))
-
-
-def checkpoints_iterator(
-    checkpoint_dir: str,
-    min_interval_secs: float = 0.0,
-    timeout: float | None = None,
-    timeout_fn: Callable[[], bool] | None = None,
-) -> Iterator[str]:
-    """Yields the newest checkpoint of a directory each time there is a newer one.
-
-    The directory is read once a second. A warning is logged every 10 s of the wait.
-
-        for path in harness.checkpoints_iterator("logdir", timeout=600):
-            evaluate(path)
-
-    Args:
-        checkpoint_dir: the directory.
-        min_interval_secs: shortest time between two checkpoints, in seconds.
-        timeout: seconds to wait for a new checkpoint; None waits for ever.
-        timeout_fn: called after ``timeout``; True ends the iteration, False waits again. None ends the iteration.
-    """
-    last: str | None = None
-    given_at = -min_interval_secs
-    while True:
-        found = _wait_for_newer(checkpoint_dir, last, timeout)
-        if found is None:
-            if timeout_fn is None or timeout_fn():
-                return
-            continue
-        left = given_at + min_interval_secs - time.monotonic()
-        if left > 0:
-            # The event is never set: a directory sends no signal of a new checkpoint.
-            threading.Event().wait(left)
-        last, given_at = found, time.monotonic()
-        yield found
-
-
-def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> str | None:
-    started = time.monotonic()
-    logged_at = started
-    while True:
-        reason = ""
-        try:
-            found = _newest(directory, damaged=False)
-            if found is not None and found != last:
-                return found
-        except UnavailableError as error:
-            reason = f": {error.message}"
-        now = time.monotonic()
-        if timeout is not None and now - started >= timeout:
-            return None
-        if now - logged_at >= LOG_EVERY_SECS:
-            logged_at = now
-            logging.warning("still waiting for a new checkpoint in %s%s", directory, reason)
-        threading.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))
 
 
 def find_checkpoint(path: str) -> str | None:

@@ -93,8 +93,8 @@ _HARNESS = """
     NanLossDuringTrainingError NanTensorHook ProfilerHook QueueRunner Scaffold SecondOrStepTimer SessionCreator
     SessionManager SessionRunArgs SessionRunContext SessionRunHook SessionRunValues SingularMonitoredSession
     StepCounterHook StopAtStepHook SummarySaverHook Supervisor WorkerSessionCreator add_queue_runner
-    checkpoints_iterator create_global_step get_global_step get_or_create_global_step
-    init_from_checkpoint latest_checkpoint load_variable start_queue_runners
+    create_global_step get_global_step get_or_create_global_step
+    latest_checkpoint load_variable start_queue_runners
     """
 _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
 
@@ -107,6 +107,8 @@ LAZY: dict[str, str] = {
     "SaverDef": "harness.tf1.saver.SaverDef",
     "SummaryWriter": "harness.tf1.saver.FileWriter",
     "SummaryWriterCache": "harness.FileWriterCache",
+    "checkpoints_iterator": "harness.tf1.checkpoints.checkpoints_iterator",
+    "init_from_checkpoint": "harness.tf1.checkpoints.init_from_checkpoint",
     "checkpoint_exists": "harness.tf1.saver.checkpoint_exists",
     "get_checkpoint_state": "harness.tf1.saver.get_checkpoint_state",
     "list_variables": "harness.tf1.saver.list_variables",

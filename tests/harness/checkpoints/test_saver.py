@@ -226,7 +226,7 @@ def test_a_checkpoint_of_an_optax_training_loop_is_restored_with_a_map(
     with rt.Graph().as_default() as other, rt.Session("", other) as fresh:
         mine = rt.Variable(np.zeros((2, 3), np.float32), name="mlp/kernel")
         rt.Variable(np.zeros(3, ml_dtypes.bfloat16), dtype=ml_dtypes.bfloat16, name="mlp/bias")
-        harness.init_from_checkpoint(str(tmp_path / "theirs"), {"params/dense/": "mlp/"})
+        tf1.train.init_from_checkpoint(str(tmp_path / "theirs"), {"params/dense/": "mlp/"})
         _initialize(fresh)
         _assert_equal(fresh.run(mine), dense["kernel"])
 
@@ -640,7 +640,7 @@ def test_initial_values_from_a_checkpoint(sess: rt.Session, tmp_path: pathlib.Pa
         b = rt.Variable(np.zeros(2, np.float32), name="new/b")
         parts = [rt.Variable(np.zeros(2, np.float32), name=f"part_{i}") for i in range(2)]
         rest = rt.Variable(np.float32(5), name="rest")
-        harness.init_from_checkpoint(str(tmp_path), {"old/": "new/", "table": parts})
+        tf1.train.init_from_checkpoint(str(tmp_path), {"old/": "new/", "table": parts})
         _initialize(fresh)
         found = fresh.run([w, b, *parts, rest])
         assert [f.tolist() for f in found] == [[7, 7, 7], [8, 8], [0, 1], [2, 3], 5]
@@ -653,7 +653,7 @@ def test_initial_values_that_do_not_fit_are_listed_at_once(sess: rt.Session, tmp
     with rt.Graph().as_default():
         rt.Variable(np.zeros(4, np.int32), name="w")
         with pytest.raises(ValueError) as error:
-            harness.init_from_checkpoint(str(tmp_path), {"w": "w", "nothing": "w", "/": "nowhere/"})
+            tf1.train.init_from_checkpoint(str(tmp_path), {"w": "w", "nothing": "w", "/": "nowhere/"})
     for part in ("shape (3,)", "(4,)", "float32", "int32", "'nothing' is not in the checkpoint", "nowhere/"):
         assert part in str(error.value)
 
@@ -681,7 +681,7 @@ def test_iterating_over_new_checkpoints(sess: rt.Session, tmp_path: pathlib.Path
     saver = harness.Saver()
     seen = []
     saver.save(sess, tmp_path / "m", 0)
-    for path in harness.checkpoints_iterator(str(tmp_path), timeout=0.05):
+    for path in tf1.train.checkpoints_iterator(str(tmp_path), timeout=0.05):
         seen.append(os.path.basename(path))
         if len(seen) < 3:
             saver.save(sess, tmp_path / "m", len(seen))

@@ -148,7 +148,7 @@ def test_an_evaluator_is_given_whole_checkpoints_only(saved: pathlib.Path, tmp_p
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     for step in ("1", "2"):
         (tmp_path / "m" / step / "bellwether.json").unlink()
-    assert list(harness.checkpoints_iterator(str(tmp_path), timeout=0.01)) == []
+    assert list(tf1.train.checkpoints_iterator(str(tmp_path), timeout=0.01)) == []
     with pytest.raises(rt.DataLossError, match="its manifest is missing"):
         harness.load_checkpoint(str(tmp_path))
 

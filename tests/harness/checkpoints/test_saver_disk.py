@@ -11,6 +11,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness import tf1
 from harness.checkpoints import layout
 from tests.kit.processes import Program
 
@@ -138,7 +139,7 @@ def test_a_newest_checkpoint_that_is_out_of_reach_is_not_passed_over(tmp_path: p
 def test_one_who_waits_for_checkpoints_waits_for_the_disk_too(tmp_path: pathlib.Path, disk: Disk) -> None:
     _run(tmp_path, 1)
     disk.refuse(errno.ESTALE, 2, lambda asked: asked == str(tmp_path / "model.ckpt"))
-    found = harness.checkpoints_iterator(str(tmp_path), timeout=60)
+    found = tf1.train.checkpoints_iterator(str(tmp_path), timeout=60)
     assert next(found) == str(tmp_path / "model.ckpt" / "1")
     assert disk.refused == 2
 

@@ -51,7 +51,7 @@ def _zero(step: pathlib.Path) -> pathlib.Path:
 def _init(path: str) -> None:
     with rt.Graph().as_default():
         rt.Variable(np.zeros_like(VALUES), name="net/w")
-        harness.init_from_checkpoint(path, {"/": "/"})
+        tf1.train.init_from_checkpoint(path, {"/": "/"})
 
 
 @pytest.mark.parametrize(

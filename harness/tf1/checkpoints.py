@@ -1,14 +1,22 @@
-"""Initial values from a checkpoint, for a model that continues or shares parts of an earlier model."""
+"""``tf.train``: initial values from a checkpoint, and the checkpoints of a directory as they come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from absl import logging
+
+from harness.checkpoints import layout
 from harness.checkpoints.manifest import StoredArray
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
-from runtime import Variable, get_default_graph
+from runtime import UnavailableError, Variable, get_default_graph
 from runtime.lowlevel import dtype_name
+
+POLL_SECS = 1.0
+"""Seconds between two looks for a new checkpoint."""
 
 
 def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any]) -> None:
@@ -16,7 +24,7 @@ def init_from_checkpoint(ckpt_dir_or_file: str, assignment_map: Mapping[str, Any
 
     Call this function before the init operation is made. A restore after the initialisation replaces these values.
 
-        harness.init_from_checkpoint("logdir", {"encoder/": "model/encoder/"})
+        tf.train.init_from_checkpoint("logdir", {"encoder/": "model/encoder/"})
 
     Args:
         ckpt_dir_or_file: the checkpoint, as for ``load_checkpoint``; plain Orbax's checkpoints count too.
@@ -98,3 +106,58 @@ def _misfits(stored: StoredArray, parts: list[Variable]) -> Iterator[str]:
     for part in parts:
         if dtype_name(part.dtype) != stored.dtype:
             yield f"{stored.name!r} is {stored.dtype}, {part.op.name!r} is {dtype_name(part.dtype)}"
+
+
+def checkpoints_iterator(
+    checkpoint_dir: str,
+    min_interval_secs: float = 0.0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """Yields the newest checkpoint of a directory each time there is a newer one.
+
+    The directory is read once a second. A warning is logged every 10 s of the wait.
+
+        for path in tf.train.checkpoints_iterator("logdir", timeout=600):
+            evaluate(path)
+
+    Args:
+        checkpoint_dir: the directory.
+        min_interval_secs: shortest time between two checkpoints, in seconds.
+        timeout: seconds to wait for a new checkpoint; None waits for ever.
+        timeout_fn: called after ``timeout``; True ends the iteration, False waits again. None ends the iteration.
+    """
+    last: str | None = None
+    given_at = -min_interval_secs
+    while True:
+        found = _wait_for_newer(checkpoint_dir, last, timeout)
+        if found is None:
+            if timeout_fn is None or timeout_fn():
+                return
+            continue
+        left = given_at + min_interval_secs - time.monotonic()
+        if left > 0:
+            # The event is never set: a directory sends no signal of a new checkpoint.
+            threading.Event().wait(left)
+        last, given_at = found, time.monotonic()
+        yield found
+
+
+def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> str | None:
+    started = time.monotonic()
+    logged_at = started
+    while True:
+        reason = ""
+        try:
+            newest, _ = layout.newest_usable(directory, layout.check_files)
+            if newest is not None and newest.path != last:
+                return newest.path
+        except UnavailableError as error:
+            reason = f": {error.message}"
+        now = time.monotonic()
+        if timeout is not None and now - started >= timeout:
+            return None
+        if now - logged_at >= layout.LOG_EVERY_SECS:
+            logged_at = now
+            logging.warning("still waiting for a new checkpoint in %s%s", directory, reason)
+        threading.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))
