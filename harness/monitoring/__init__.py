@@ -11,7 +11,6 @@ from harness.monitoring.program import (
     StepProfiler,
     TaskFormatter,
     configure_logging,
-    metrics_port,
     watched,
     watched_at,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "StepProfiler",
     "TaskFormatter",
     "configure_logging",
-    "metrics_port",
     "watched",
     "watched_at",
 ]

@@ -17,16 +17,13 @@ import json
 import logging as std_logging
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator
+from typing import Any
 
 from absl import flags, logging
 
 import runtime as rt
 from harness.launch.tasks import ATTEMPT_VARIABLE, NUMBER_VARIABLE
-
-if TYPE_CHECKING:
-    pass
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
@@ -143,7 +140,8 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
         return
     from harness.monitoring.prometheus import MetricsServer
 
-    port = metrics_port(port, os.environ)
+    # A port of 0 stays a free port.
+    port = port and port + int(os.environ.get(NUMBER_VARIABLE, "0"))
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(MetricsServer(server, port, host))
@@ -154,15 +152,6 @@ def watched_at(server: rt.Server, port: int | None, as_json: bool = False, host:
                 *(port, host, error),
             )
         yield
-
-
-def metrics_port(first: int, environ: Mapping[str, str]) -> int:
-    """Returns the port of this task if several tasks of a host have the same flag; 0 stays a free port.
-
-    >>> metrics_port(9100, {NUMBER_VARIABLE: "2"})
-    9102
-    """
-    return first and first + int(environ.get(NUMBER_VARIABLE, "0"))
 
 
 class StepProfiler:

@@ -25,8 +25,7 @@ class Progress:
         self._bar: tqdm[NoReturn] | None = None
         if self._stream.isatty():
             self._bar = tqdm(total=total, unit="step", file=self._stream, dynamic_ncols=True, mininterval=0.2)
-        self._first: tuple[int, float] | None = None
-        self._last = (0, time.monotonic())
+        self._last: tuple[int, float] | None = None
 
     def update(self, step: int, **shown: float) -> None:
         """Shows the global step ``step``, with the figures ``shown`` beside."""
@@ -34,15 +33,12 @@ class Progress:
             self._bar.update(step - self._bar.n)
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
             return
-        if self._first is None:
-            self._first = self._last = (step, time.monotonic())
-            return
-        before, at = self._last
-        if step - before < self._every and step < self._total:
-            return
-        if step == before:
-            return
         now = time.monotonic()
+        if self._last is None:
+            self._last = (step, now)
+        before, at = self._last
+        if step == before or (step - before < self._every and step < self._total):
+            return
         rate = (step - before) / max(now - at, 1e-9)
         figures = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         print(f"step {step}/{self._total}  {figures}  {rate:,.0f} steps/s", file=self._stream, flush=True)

@@ -72,12 +72,6 @@ def test_each_task_of_a_launcher_has_its_own_port(tmp_path: pathlib.Path) -> Non
     assert sorted(told) == [("/job:ps/task:0", str(port)), ("/job:worker/task:0", str(port + 1))]
 
 
-def test_without_a_launcher_the_port_is_the_flags_and_0_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert monitoring.metrics_port(9100, {}) == 9100
-    assert monitoring.metrics_port(9100, {"BELLWETHER_TASK_NUMBER": "3"}) == 9103
-    assert monitoring.metrics_port(0, {"BELLWETHER_TASK_NUMBER": "3"}) == 0
-
-
 @pytest.mark.parametrize("number", ["0", "60000"])
 def test_a_port_that_cannot_be_had_costs_the_figures_only(
     number: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
