@@ -109,7 +109,7 @@ class Lane:
         return -1 if sock is None or self._fault is not None else sock.fileno()
 
     def open(self, deadline: float | None = None) -> None:
-        """Connects for the first time.
+        """Connects for the first time, or anew after `close`: to whichever life of the task there is.
 
         Args:
             deadline: `time.monotonic()` at which to give up.
@@ -119,7 +119,8 @@ class Lane:
             UnauthenticatedError: wrong token or certificate.
             DeadlineExceededError, CancelledError: as they say.
         """
-        self._deadline = deadline
+        self._deadline, self._endpoint = deadline, None
+        self._broken, self.incarnation, self._breaks = False, 0, 0
         try:
             self._recover()
         except BaseException:
@@ -300,7 +301,7 @@ class Lane:
                 sockets.interrupt(self._sock)
 
     def close(self, *, goodbye: bool = False, whole_client: bool = False) -> bool:
-        """Closes the connection; the lane cannot be used again. For the thread that uses the lane.
+        """Closes the connection; the lane cannot be used before another `open`. For the thread that uses the lane.
 
         Args:
             goodbye: tell the server that it can forget the lane now instead of after a while.

@@ -6,7 +6,7 @@ cuts the connections of the lanes: their calls connect again, and give up if the
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from absl import logging
@@ -30,7 +30,7 @@ class Heartbeat:
     def __init__(
         self,
         dialer: Dialer,
-        numbers: Iterator[int],
+        number: int,
         *,
         lanes: Callable[[], list[Lane]],
         bind: Callable[[int], None],
@@ -40,7 +40,7 @@ class Heartbeat:
 
         Args:
             dialer: opens the connection.
-            numbers: lane numbers that no other lane of the client has.
+            number: lane number of the heartbeat, always the same: one lane of the client is remembered for it.
             lanes: gives the lanes to cut when the peer is silent.
             bind: told the incarnation of every new connection; raises AbortedError if the peer has restarted.
             closed: set when it is time to end.
@@ -49,13 +49,12 @@ class Heartbeat:
         self.goodbye_sent = False
         self.left = False
         self._dialer = dialer
-        self._numbers = numbers
         self._options = dialer.options
         self._lanes = lanes
         self._bind = bind
         self._closed = closed
         self._lock = threading.Lock()
-        self._lane = self._make_lane()
+        self._lane = Lane(dialer, number)
         self._busy = False
 
     def run(self) -> None:
@@ -102,21 +101,16 @@ class Heartbeat:
             if self._busy:
                 self._lane.cancel()
 
-    def _make_lane(self) -> Lane:
-        return Lane(self._dialer, next(self._numbers))
-
     def _beat(self, deadline: float) -> None:
         with self._lock:
             if self._closed.is_set() or self.left:
                 return
-            if not self._lane.usable:
-                self._lane = self._make_lane()
-            lane, self._busy = self._lane, True
+            self._busy = True
         try:
-            if not lane.incarnation:
-                lane.open(deadline)
-                self._bind(lane.incarnation)
-            lane.ping(deadline)
+            if self._lane.fileno() < 0:
+                self._lane.open(deadline)
+                self._bind(self._lane.incarnation)
+            self._lane.ping(deadline)
         finally:
             with self._lock:
                 self._busy = False

@@ -64,7 +64,7 @@ class Peer:
         self._closed = threading.Event()
         self._heart_thread: threading.Thread | None = None
         self._heart = Heartbeat(
-            self._dialer, _lane_numbers, lanes=self._all_lanes, bind=self._bind, closed=self._closed
+            self._dialer, next(_lane_numbers), lanes=self._all_lanes, bind=self._bind, closed=self._closed
         )
 
     @property

@@ -148,6 +148,28 @@ def test_close_does_not_wait_for_a_frozen_peer(other):
     peer.release(lane)
 
 
+def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
+    server, _ = make_server(unix=False)
+    peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=0.02))
+    peer.release(peer.acquire())
+    until(lambda: peer._heart._lane.fileno() >= 0)
+
+    def closed_between_pings() -> bool:
+        with peer._heart._lock:
+            if not peer._heart._busy:
+                peer._heart._lane.close()  # as after a ping that was not answered in time
+            return not peer._heart._busy
+
+    for _ in range(3):
+        before = server.counters.accepted
+        until(closed_between_pings)
+        until(lambda before=before: server.counters.accepted > before)
+        until(lambda: peer._heart._lane.fileno() >= 0)
+    assert server.counters.lanes == 2
+    peer.close()
+    server.stop()
+
+
 @WAYS
 def test_long_calls_to_a_living_peer_are_left_alone(prefer_unix):
     server, desk = make_server()
