@@ -243,6 +243,11 @@ class Config:
         )
 
 
+def chosen_exit_codes() -> str:
+    """Returns the value of ``--exit_codes``, which also counts where no config can be made."""
+    return str(flags.FLAGS["exit_codes"].value)
+
+
 def _given_limits() -> rt.Limits | None:
     told = {row.name: flags.FLAGS[_LIMIT + row.name].value for row in rt.Limits.rows()}
     given = {name: value for name, value in told.items() if value is not None}

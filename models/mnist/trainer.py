@@ -46,12 +46,12 @@ def main(argv: list[str]) -> None:
     """Reads the flags, then serves, trains or evaluates as they say."""
     if len(argv) > 1:
         exit_codes.leave(exit_codes.CONFIGURATION, f"no arguments but flags are taken, not {argv[1:]}")
+    exit_codes.use(config_flags.chosen_exit_codes())
     try:
         config = Config.from_flags()
     # The environment of the engine names no cluster, or a limit is invalid.
     except rt.InvalidArgumentError as error:
         exit_codes.leave(exit_codes.CONFIGURATION, error.message)
-    exit_codes.use(config.exit_codes)
     monitoring.configure_logging(f"{config.me.job}/{config.me.index}", config.log_json)
     if wrong := config.problem():
         exit_codes.leave(exit_codes.CONFIGURATION, wrong)
@@ -133,7 +133,10 @@ def train(config: Config, me: harness.Member) -> None:
     mnist = load(config)
     last, per_epoch = config.last_step(len(mnist.train)), config.steps_per_epoch(len(mnist.train))
     graph = build(config, me, last, len(mnist.train))
-    batches = None if config.elastic else share(config, mnist.train)
+    batches = None
+    if not config.elastic:
+        size = config.batch_size * config.accumulate
+        batches = data.Batches(mnist.train, size, config.seed, me.number, config.workers)
     if me.is_chief and batches is not None:
         # The restore of the checkpoint sets this state too, so the state is registered before.
         checkpoint(batches)
@@ -177,11 +180,6 @@ def train(config: Config, me: harness.Member) -> None:
 
 
 Feeds = Mapping[rt.Tensor, NDArray]
-
-
-def share(config: Config, split: data.Split) -> data.Batches:
-    """Returns the batches of this worker, where each worker has a fixed share."""
-    return data.Batches(split, config.batch_size * config.accumulate, config.seed, config.me.number, config.workers)
 
 
 @contextlib.contextmanager

@@ -82,12 +82,16 @@ def test_the_guide_has_this_table() -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--job_name=evaluater"], 2, "flag --job_name=evaluater: value should be one of"),
-        (["--job_name=evaluater", "--exit_codes=jobset"], 2, "flag --job_name=evaluater"),  # too early for --exit_codes
+        (["--job_name=evaluater"], 2, "--job_name given without --ps_hosts"),
+        (["--task_index=-1", "--exit_codes=jobset"], 2, "flag --task_index=-1"),  # too early for --exit_codes
         (["left over"], 2, "no arguments but flags are taken"),
-        (["--ps_hosts=a:1"], 2, "--worker_hosts is empty"),
-        (["--ps_hosts=a:1", "--exit_codes=jobset"], 42, "--worker_hosts is empty"),
-        (["--ps_hosts=a:1", "--worker_hosts=no-such-host.invalid:1"], 2, "no-such-host.invalid cannot be listened on"),
+        (["--ps_hosts=a:1"], 2, "--ps_hosts given without --job_name"),
+        (["--ps_hosts=a:1", "--exit_codes=jobset"], 42, "--ps_hosts given without --job_name"),
+        (
+            ["--ps_hosts=a:1", "--worker_hosts=no-such-host.invalid:1", "--job_name=worker"],
+            2,
+            "no-such-host.invalid cannot be listened on",
+        ),
         (["--data_dir=nowhere"], 65, "--data_dir=nowhere has neither"),
         (["--data_dir=nowhere", "--exit_codes=tfjob"], 2, "--data_dir=nowhere has neither"),
     ],
