@@ -40,8 +40,10 @@ _HOMES = _listed()
 __all__ = sorted(_HOMES)
 
 _RETIRED = frozenset(
-    "CheckpointState CollectiveReplicas MlflowTracker Tracker WandbTracker checkpoint_exists checkpoints_iterator "
-    "export_function get_checkpoint_state init_from_checkpoint join_group save_pytree".split()
+    "CheckpointState CollectiveReplicas FeedFnHook FinalOpsHook GlobalStepWaiterHook MlflowTracker ProfilerHook "
+    "QueueRunner SingularMonitoredSession Tracker WandbTracker add_queue_runner checkpoint_exists "
+    "checkpoints_iterator export_function get_checkpoint_state init_from_checkpoint join_group save_pytree "
+    "start_queue_runners".split()
 )
 """The names of earlier versions, each with a line in ``runtime.retired``."""
 

@@ -39,13 +39,9 @@ from harness.training.global_step import get_or_create_global_step as get_or_cre
 from harness.training.hooks import CheckpointSaverHook as CheckpointSaverHook
 from harness.training.hooks import CheckpointSaverListener as CheckpointSaverListener
 from harness.training.hooks import EarlyStoppingHook as EarlyStoppingHook
-from harness.training.hooks import FeedFnHook as FeedFnHook
-from harness.training.hooks import FinalOpsHook as FinalOpsHook
-from harness.training.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
 from harness.training.hooks import LoggingTensorHook as LoggingTensorHook
 from harness.training.hooks import NanLossDuringTrainingError as NanLossDuringTrainingError
 from harness.training.hooks import NanTensorHook as NanTensorHook
-from harness.training.hooks import ProfilerHook as ProfilerHook
 from harness.training.hooks import SecondOrStepTimer as SecondOrStepTimer
 from harness.training.hooks import SessionRunArgs as SessionRunArgs
 from harness.training.hooks import SessionRunContext as SessionRunContext
@@ -60,11 +56,7 @@ from harness.training.join import join_cluster as join_cluster
 from harness.training.managed_session import ManagedSession as ManagedSession
 from harness.training.monitored_session import MonitoredSession as MonitoredSession
 from harness.training.monitored_session import MonitoredTrainingSession as MonitoredTrainingSession
-from harness.training.monitored_session import SingularMonitoredSession as SingularMonitoredSession
 from harness.training.preemption import preemptible as preemptible
-from harness.training.queue_runner import QueueRunner as QueueRunner
-from harness.training.queue_runner import add_queue_runner as add_queue_runner
-from harness.training.queue_runner import start_queue_runners as start_queue_runners
 from harness.training.scaffold import ChiefSessionCreator as ChiefSessionCreator
 from harness.training.scaffold import Scaffold as Scaffold
 from harness.training.scaffold import SessionCreator as SessionCreator

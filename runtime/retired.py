@@ -45,6 +45,11 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "SyncReplicas.local_step_init_op": _SYNC,
     "SyncReplicas.make_session_run_hook": _SYNC,
     "SyncReplicas.ready_for_local_init_op": _SYNC,
+    **{
+        f"harness.{name}": f"since 0.2 use tf.train.{name} of harness.tf1 (docs/tf1.md)"
+        for name in "FeedFnHook FinalOpsHook GlobalStepWaiterHook ProfilerHook QueueRunner SingularMonitoredSession "
+        "add_queue_runner start_queue_runners".split()
+    },
     "BELLWETHER_TURNS": "since 0.2 workers that crowd the cores of a host all train at once; leave the variable out",
     "MonitoredTrainingSession(tracker=)": _TRACKER,
     "Supervisor(tracker=)": _TRACKER,

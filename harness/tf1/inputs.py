@@ -11,11 +11,11 @@ import runtime as rt
 from harness.tf1 import array_ops
 from harness.tf1.join_ops import gather
 from harness.tf1.lift import Names
+from harness.tf1.queue_runner import QueueRunner, add_queue_runner
 from harness.tf1.queues import FIFOQueue, RandomShuffleQueue
 from harness.tf1.random_ops import random_shuffle
 from harness.tf1.shapes import ShapeLike
 from harness.tf1.value_ops import convert_to_tensor
-from harness.training.queue_runner import QueueRunner, add_queue_runner
 
 OPS = Names()
 """TensorFlow's name in ``tf.train`` -> the function."""

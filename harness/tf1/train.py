@@ -88,18 +88,21 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
 
 
 _HARNESS = """
-    CheckpointSaverHook CheckpointSaverListener ChiefSessionCreator Coordinator FeedFnHook FinalOpsHook
-    GlobalStepWaiterHook LoggingTensorHook LooperThread MonitoredSession MonitoredTrainingSession
-    NanLossDuringTrainingError NanTensorHook ProfilerHook QueueRunner Scaffold SecondOrStepTimer SessionCreator
-    SessionManager SessionRunArgs SessionRunContext SessionRunHook SessionRunValues SingularMonitoredSession
-    StepCounterHook StopAtStepHook SummarySaverHook Supervisor WorkerSessionCreator add_queue_runner
-    create_global_step get_global_step get_or_create_global_step
-    latest_checkpoint load_variable start_queue_runners
+    CheckpointSaverHook CheckpointSaverListener ChiefSessionCreator Coordinator LoggingTensorHook LooperThread
+    MonitoredSession MonitoredTrainingSession NanLossDuringTrainingError NanTensorHook Scaffold SecondOrStepTimer
+    SessionCreator SessionRunArgs SessionRunContext SessionRunHook SessionRunValues StepCounterHook StopAtStepHook
+    SummarySaverHook Supervisor WorkerSessionCreator create_global_step get_global_step get_or_create_global_step
+    latest_checkpoint load_variable
     """
 _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
 
+_TRAINING = "FeedFnHook FinalOpsHook GlobalStepWaiterHook ProfilerHook SessionManager SingularMonitoredSession"
+_RUNNERS = "QueueRunner add_queue_runner start_queue_runners"
+
 LAZY: dict[str, str] = {
     **{name: f"harness.{name}" for name in _HARNESS.split()},
+    **{name: f"harness.tf1.training.{name}" for name in _TRAINING.split()},
+    **{name: f"harness.tf1.queue_runner.{name}" for name in _RUNNERS.split()},
     **{name: f"harness.tf1.example_pb2.{name}" for name in _EXAMPLES.split()},
     "ClusterSpec": "runtime.ClusterSpec",
     "NewCheckpointReader": "harness.tf1.saver.CheckpointReader",

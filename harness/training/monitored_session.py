@@ -18,6 +18,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, failed, underlying
+from harness.training import services
 from harness.training.global_step import get_global_step
 from harness.training.hooks.base import (
     EventsHook,
@@ -131,7 +132,6 @@ class MonitoredSession:
         stop_grace_period_secs: Seconds that threads, steps and other tasks have to end after a stop.
     """
 
-    starts_queue_runners = True
     _recovers = True
 
     def __init__(
@@ -161,8 +161,8 @@ class MonitoredSession:
         try:
             self._equip_hooks()
             if not self._life.late:
-                for runner in self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS):
-                    runner.create_threads(self._session, coord=self._coord, daemon=True, start=True)
+                runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
+                services.start_queue_runners(runners, self._session, self._coord)
                 self._run_after_first_create(self._session)
         except BaseException:
             # The caller gets no session, so the caller cannot close it.
@@ -452,39 +452,6 @@ class MonitoredSession:
             raise failure
 
 
-class SingularMonitoredSession(MonitoredSession):
-    """A monitored session of a single chief that raises the loss of a task as an error.
-
-    Args:
-        hooks: Hooks to call, in this order.
-        scaffold: Scaffold of the graph.
-        master: Target of the session.
-        config: Options of the session.
-        checkpoint_dir: Directory of the checkpoints to restore from.
-        stop_grace_period_secs: Seconds that threads have to end after a stop.
-        checkpoint_filename_with_path: Path of the one checkpoint to restore from.
-    """
-
-    _recovers = False
-
-    def __init__(
-        self,
-        hooks: Sequence[SessionRunHook] | None = None,
-        scaffold: Scaffold | None = None,
-        master: str = "",
-        config: rt.SessionConfig | None = None,
-        checkpoint_dir: str | None = None,
-        stop_grace_period_secs: float = STOP_GRACE_SECS,
-        checkpoint_filename_with_path: str | None = None,
-    ) -> None:
-        creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
-        super().__init__(creator, hooks, stop_grace_period_secs)
-
-    def raw_session(self) -> rt.Session:
-        """Returns the session underneath. Raises RuntimeError when it is closed."""
-        return self.raw
-
-
 def _savers_among(hooks: Sequence[SessionRunHook]) -> list[CheckpointSaverHook]:
     return [hook for hook in hooks if isinstance(hook, CheckpointSaverHook)]
 
@@ -548,7 +515,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
         max_wait_secs: The longest wait for the model, in seconds.
         save_checkpoint_steps: Global steps between checkpoints.
         summary_dir: Directory of the events; ``checkpoint_dir`` by default.
-        save_graph_def: True to write the graph beside the checkpoints.
+        save_graph_def: True to write the graph into the events.
 
     Raises:
         ValueError: Both intervals of the checkpoints were given.

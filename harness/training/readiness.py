@@ -6,7 +6,6 @@ comes from the graph's collections, or is made.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from absl import logging
-from google.protobuf import text_format
 
 import runtime as rt
 
@@ -213,26 +211,6 @@ def summary_op(graph: rt.Graph) -> Element | None:
         return merge_all()
 
     return _first_or(graph, rt.GraphKeys.SUMMARY_OP, make)
-
-
-def write_graph_text(graph: rt.Graph, directory: str) -> None:
-    """Writes the graph as text to ``graph.pbtxt``, whole or not at all; logs an error of the disk."""
-    from etils import epath
-
-    from harness.tensorboard.graph_def import graph_def
-
-    # The directory may be a URL of a cloud store, such as gs://bucket/run.
-    folder = epath.Path(directory)
-    path, unfinished = folder / "graph.pbtxt", folder / "graph.pbtxt.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text_format.MessageToString(graph_def(graph)))
-        unfinished.replace(path)
-    except OSError as error:
-        # The text is for people to read: no training depends on it.
-        logging.warning("%s is not written: %s", path, error)
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
 
 
 def ready_for_local_init_op(graph: rt.Graph) -> Element:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from absl import logging
@@ -74,6 +74,28 @@ class EventWriter(Protocol):
 
     def reopen(self) -> object:
         """Begins to write again."""
+
+
+class CreatesThreads(Protocol):
+    """A queue runner: of ``harness.tf1``, or the user's own."""
+
+    def create_threads(
+        self, sess: rt.Session, coord: Coordinator, *, daemon: bool, start: bool
+    ) -> list[threading.Thread]:
+        """Makes the threads that fill a queue, and starts them with ``start``."""
+
+
+def start_queue_runners(
+    runners: Iterable[CreatesThreads], session: rt.Session, coord: Coordinator
+) -> list[threading.Thread]:
+    """Starts the threads that fill queues, and returns them.
+
+    Args:
+        runners: The queue runners.
+        session: Session of the threads.
+        coord: Coordinator that stops the threads.
+    """
+    return [thread for runner in runners for thread in runner.create_threads(session, coord, daemon=True, start=True)]
 
 
 class Checkpoints:

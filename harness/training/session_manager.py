@@ -241,45 +241,6 @@ class SessionManager:
             )
         )
 
-    def recover_session(
-        self,
-        master: str,
-        saver: Any = None,
-        checkpoint_dir: str | None = None,
-        checkpoint_filename_with_path: str | None = None,
-        wait_for_checkpoint: bool = False,
-        max_wait_secs: float | None = GIVE_UP_SECS,
-        config: rt.SessionConfig | None = None,
-    ) -> tuple[rt.Session, bool]:
-        """Opens a session and restores the newest checkpoint, if any; never initialises global variables.
-
-        The arguments are those of ``prepare_session``.
-
-        Returns:
-            The session, and True if the model is ready: alive before, or restored.
-        """
-        try:
-            return (
-                self.prepare_session(
-                    master,
-                    None,
-                    saver,
-                    checkpoint_dir,
-                    checkpoint_filename_with_path,
-                    wait_for_checkpoint,
-                    max_wait_secs,
-                    config,
-                ),
-                True,
-            )
-        except RuntimeError as error:
-            logging.info("could not recover a session: %s", error)
-        session = rt.Session(
-            master, self._graph, readiness.filtered(config, self._graph, readiness.limit_secs(config, max_wait_secs))
-        )
-        self._try_local_init(session)
-        return session, False
-
     def wait_for_session(
         self, master: str, config: rt.SessionConfig | None = None, max_wait_secs: float | None = math.inf
     ) -> rt.Session:

@@ -23,7 +23,6 @@ from harness.training.global_step import GlobalStep
 from harness.training.lifecycle import Lifecycle
 from harness.training.managed_session import ManagedSession
 from harness.training.policy import Role
-from harness.training.queue_runner import QueueRunner
 from harness.training.readiness import CheckpointSaver, Element, Feeds
 from harness.training.run_policy import RunPhase
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
@@ -250,8 +249,6 @@ class Supervisor:
             if writer is not None and not self._graph_written:
                 writer.add_graph(self._graph)
                 self._graph_written = True
-                if self.logdir is not None:
-                    readiness.write_graph_text(self._graph, self.logdir)
             if start_standard_services and not self._life.late:
                 if self.is_chief and self.logdir is not None:
                     self.start_standard_services(session)
@@ -315,7 +312,9 @@ class Supervisor:
                 threads.append(SeriesThread(self.coord, secs, sess, self.global_step, writer))
         return threads
 
-    def start_queue_runners(self, sess: rt.Session, queue_runners: Sequence[QueueRunner] | None = None) -> list[Thread]:
+    def start_queue_runners(
+        self, sess: rt.Session, queue_runners: Sequence[services.CreatesThreads] | None = None
+    ) -> list[Thread]:
         """Starts the threads that fill queues.
 
         Args:
@@ -324,10 +323,7 @@ class Supervisor:
         """
         if queue_runners is None:
             queue_runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
-        threads: list[Thread] = []
-        for runner in queue_runners:
-            threads.extend(runner.create_threads(sess, coord=self.coord, daemon=True, start=True))
-        return threads
+        return services.start_queue_runners(queue_runners, sess, self.coord)
 
     def loop(
         self,

@@ -4,16 +4,12 @@ from harness.training.hooks.base import SessionRunArgs, SessionRunContext, Sessi
 from harness.training.hooks.checkpoint import CheckpointSaverHook, CheckpointSaverListener
 from harness.training.hooks.control import (
     EarlyStoppingHook,
-    FeedFnHook,
-    FinalOpsHook,
-    GlobalStepWaiterHook,
     NanLossDuringTrainingError,
     NanTensorHook,
     StopAtStepHook,
 )
 from harness.training.hooks.observe import (
     LoggingTensorHook,
-    ProfilerHook,
     StepCounterHook,
     SummarySaverHook,
 )
@@ -23,13 +19,9 @@ __all__ = [
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "EarlyStoppingHook",
-    "FeedFnHook",
-    "FinalOpsHook",
-    "GlobalStepWaiterHook",
     "LoggingTensorHook",
     "NanLossDuringTrainingError",
     "NanTensorHook",
-    "ProfilerHook",
     "SecondOrStepTimer",
     "SessionRunArgs",
     "SessionRunContext",

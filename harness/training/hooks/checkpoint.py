@@ -52,7 +52,7 @@ class CheckpointSaverHook(EventsHook):
         checkpoint_basename: First part of the names.
         scaffold: Scaffold with the saver.
         listeners: Listeners to call, in this order.
-        save_graph_def: True to write the graph as ``graph.pbtxt`` and for TensorBoard.
+        save_graph_def: True to write the graph for TensorBoard.
 
     Raises:
         ValueError: There are a saver and a scaffold, not exactly one interval, or the basename is a path.
@@ -106,9 +106,6 @@ class CheckpointSaverHook(EventsHook):
                 self._get_saver(), self.save_path, self._step, self.writer, lambda: self.leads()
             )
             if self._save_graph_def and self.writer is not None:
-                from harness.training.readiness import write_graph_text
-
-                write_graph_text(session.graph, self._dir)
                 self.writer.add_graph(session.graph)
         step = int(session.run(self._step))
         self._save(session, step)

@@ -1,9 +1,8 @@
-"""Hooks that steer training: stop at a step, wait for a step, feed values, stop on NaN, run something at the end."""
+"""Hooks that steer training: stop at a step, at a metric that gets no better, and on NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from absl import logging
@@ -19,7 +18,6 @@ from harness.training.hooks.base import (
     SessionRunValues,
 )
 
-_LOG_EVERY_SECS = 10.0
 _STATE = "early_stopping"
 """Name of the values of a metric in a checkpoint."""
 
@@ -182,54 +180,6 @@ class EarlyStoppingHook(GlobalStepHook):
             run_context.request_stop()
 
 
-class GlobalStepWaiterHook(GlobalStepHook):
-    """A hook that keeps a worker waiting until the others have reached a global step.
-
-    A slow start helps asynchronous training.
-
-    Args:
-        wait_until_step: Global step at which this worker begins.
-        poll_secs: Seconds between looks at the global step.
-    """
-
-    def __init__(self, wait_until_step: int, poll_secs: float = 0.5) -> None:
-        self._wait_until = wait_until_step
-        self._poll_secs = poll_secs
-        self._done = wait_until_step <= 0
-        self._coord: Coordinator | None = None
-
-    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Remembers the coordinator, whose stop ends the wait."""
-        self._coord = coord
-
-    def before_run(self, run_context: SessionRunContext) -> None:
-        """Waits before the first step; a stop ends the wait."""
-        while not self._done:
-            step = int(run_context.session.run(self._step))
-            if step >= self._wait_until:
-                break
-            text = "waiting for global step %d, it is %d now"
-            logging.log_every_n_seconds(logging.WARNING, text, _LOG_EVERY_SECS, self._wait_until, step)
-            if self._coord is not None and self._coord.wait_for_stop(self._poll_secs):
-                break
-        self._done = True
-
-
-class FeedFnHook(SessionRunHook):
-    """A hook that feeds every step with the values of a function.
-
-    Args:
-        feed_fn: Returns the feeds of one step.
-    """
-
-    def __init__(self, feed_fn: Callable[[], Mapping[Any, Any]]) -> None:
-        self.feed_fn = feed_fn
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Returns the feeds of the function."""
-        return SessionRunArgs(feed_dict=self.feed_fn())
-
-
 class NanLossDuringTrainingError(RuntimeError):
     """An error of a ``NanTensorHook``: the loss became NaN."""
 
@@ -259,34 +209,3 @@ class NanTensorHook(SessionRunHook):
             raise NanLossDuringTrainingError("NaN loss during training.")
         logging.warning("Model diverged with loss = NaN; training stops.")
         run_context.request_stop()
-
-
-class FinalOpsHook(SessionRunHook):
-    """A hook that runs operations at the end of training.
-
-    Args:
-        final_ops: Structure of fetches, as in ``Session.run``.
-        final_ops_feed_dict: Feeds of that run.
-    """
-
-    def __init__(self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None) -> None:
-        self._final_ops = final_ops
-        self._feed_dict = final_ops_feed_dict
-        self._values: Any = None
-
-    @property
-    def final_ops_values(self) -> Any:
-        """The values of the final operations; None before the end."""
-        return self._values
-
-    def end(self, session: rt.Session) -> None:
-        """Runs the final operations. Raises OutOfRangeError where these have met the end of the input."""
-        if self._final_ops is None:
-            return
-        try:
-            self._values = session.run(self._final_ops, self._feed_dict)
-        except (rt.OutOfRangeError, StopIteration) as error:
-            logging.warning(
-                "the final operations met the end of the input: give them an input of their own (%s)", error
-            )
-            raise

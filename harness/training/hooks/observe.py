@@ -1,17 +1,14 @@
-"""Hooks that watch training: log tensors, write summaries and step rates, trace steps."""
+"""Hooks that watch training: log tensors, write summaries and step rates."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import jax
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
 from harness.training.hooks.base import (
     EventsHook,
     SessionRunArgs,
@@ -25,8 +22,6 @@ from harness.training.services import StepCounter
 if TYPE_CHECKING:
     from harness.tensorboard.writer import FileWriter
     from harness.training.scaffold import Scaffold
-
-_STANDING_WARNINGS = 5
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -117,9 +112,6 @@ class StepCounterHook(EventsHook):
         super().__init__(output_dir, summary_writer)
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
         self._counter: StepCounter | None = None
-        self._last: int | None = None
-        self._warnings = 0
-        self._known: dict[frozenset[rt.Operation], bool] = {}
 
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
@@ -127,42 +119,12 @@ class StepCounterHook(EventsHook):
         self._counter = StepCounter(self._step.op.name, self.writer)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes a rate when one is due, and warns of a global step that stands still."""
+        """Writes a rate when one is due."""
         step = int(run_values.results)
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             assert self._counter is not None
             self._counter.count(step, time.monotonic())
-        # Few warnings: a program may mean it. The graph is searched once for each set of fetches.
-        stands = step == self._last and self._warnings < _STANDING_WARNINGS
-        if stands and self._trains(run_context.original_args.fetches):
-            self._warnings += 1
-            logging.warning(
-                "the global step did not move in the last step (%d): give it to the optimizer's minimize()", step
-            )
-        self._last = step
-
-    def _trains(self, fetches: object) -> bool:
-        """Returns True if a step writes a variable: an evaluation need not move the global step."""
-        elements = map(self._step.graph.as_graph_element, jax.tree.leaves(fetches))
-        operations = frozenset(e if isinstance(e, rt.Operation) else e.op for e in elements)
-        if operations not in self._known:
-            self._known[operations] = _writes(operations)
-        return self._known[operations]
-
-
-def _writes(operations: Iterable[rt.Operation]) -> bool:
-    """Returns True if a step with these operations writes a variable."""
-    waiting, seen = list(operations), set()
-    while waiting:
-        op = waiting.pop()
-        if getattr(op.body, "variables", ()):
-            return True
-        if op not in seen:
-            seen.add(op)
-            waiting += [tensor.op for tensor in op.inputs]
-            waiting += op.control_inputs
-    return False
 
 
 class SummarySaverHook(EventsHook):
@@ -231,54 +193,3 @@ class SummarySaverHook(EventsHook):
         """Flushes the writer."""
         if self.writer is not None:
             self.writer.flush()
-
-
-class ProfilerHook(EventsHook):
-    """A hook that traces a step at intervals.
-
-    A trace is ``timeline-<step>.json`` for Chrome or Perfetto, and run metadata for TensorBoard.
-
-    Args:
-        save_steps: Steps between traces; exactly one of this and ``save_secs``.
-        save_secs: Seconds between traces.
-        output_dir: Directory of the files.
-    """
-
-    def __init__(self, save_steps: int | None = None, save_secs: float | None = None, output_dir: str = "") -> None:
-        super().__init__(output_dir)
-        self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._next: int | None = None
-        self._requested = False
-
-    def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Leaves out the first step of a session, which compiles."""
-        self._next = None
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Returns options that trace the step, when a trace is due."""
-        self._requested = self._next is not None and self._timer.should_trigger_for_step(self._next)
-        options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE) if self._requested else None
-        return SessionRunArgs(self._step, options=options)
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes the trace that was taken."""
-        step = int(run_values.results)
-        # The interval begins with the first step, although that one compiles and is not traced.
-        if self._next is None:
-            self._timer.update_last_triggered_step(step)
-        elif self._requested and run_values.run_metadata is not None:
-            from harness.monitoring import timeline
-
-            self._timer.update_last_triggered_step(step)
-            directory = self._output_dir or "."
-            path = os.path.join(directory, f"timeline-{step}.json")
-            logging.info("Saving timeline for %d into '%s'.", step, path)
-            try:
-                os.makedirs(directory, exist_ok=True)
-                timeline.write(path, run_values.run_metadata)
-            except OSError as error:
-                # A full disk, say: no training depends on a trace.
-                logging.error("the timeline is not written: %s", error)
-            if self.writer is not None:
-                self.writer.add_run_metadata(run_values.run_metadata, f"step_{step}", step)
-        self._next = step + 1

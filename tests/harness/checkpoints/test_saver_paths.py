@@ -2,16 +2,13 @@
 
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
-from etils import epath
 
 import harness
 import runtime as rt
 from harness.checkpoints import inspection
-from harness.training import readiness
 from runtime.lowlevel import storage
 from tests.harness.checkpoints import checkpoint_kit as ckit
 
@@ -76,40 +73,6 @@ def test_a_basename_under_which_nothing_would_be_found_again_is_refused(tmp_path
             harness.Supervisor(logdir=str(tmp_path), checkpoint_basename=name)
         with pytest.raises(ValueError, match="checkpoint_basename is the first part"):
             harness.CheckpointSaverHook(str(tmp_path), save_steps=1, checkpoint_basename=name)
-
-
-def test_the_text_of_the_graph_goes_where_the_checkpoints_go(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Bucket(type(epath.backend.os_backend)):  # type: ignore[misc]
-        """A store of objects whose names begin with gs://, kept below a directory."""
-
-        def open(self, path: str, mode: str) -> Any:
-            return super().open(self._at(path), mode)
-
-        def mkdir(self, path: str, **options: Any) -> None:
-            super().mkdir(self._at(path), **options)
-
-        def makedirs(self, path: str, **options: Any) -> None:
-            super().makedirs(self._at(path), **options)
-
-        def replace(self, path: str, dst: str) -> None:
-            super().replace(self._at(path), self._at(dst))
-
-        def _at(self, path: str) -> str:
-            assert str(path).startswith("gs://")
-            return str(tmp_path / "store" / str(path).removeprefix("gs://"))
-
-    monkeypatch.setitem(epath.gpath._PREFIX_TO_BACKEND, "gs", Bucket())
-    monkeypatch.setattr(epath.gpath, "_is_tf_installed", lambda: False)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    with rt.Graph().as_default() as graph:
-        rt.Variable(np.float32(1), name="a")
-        readiness.write_graph_text(graph, "gs://bucket/run")
-    assert os.listdir(tmp_path / "here") == []
-    assert os.listdir(tmp_path / "store" / "bucket" / "run") == ["graph.pbtxt"]
-    assert 'name: "a"' in (tmp_path / "store" / "bucket" / "run" / "graph.pbtxt").read_text()
 
 
 def test_a_run_goes_on_in_a_directory_with_brackets(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.tf1 import training as tf1_training
 from runtime.server.local_cluster import InProcessCluster
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +38,7 @@ def cluster() -> Iterator[InProcessCluster]:
 def test_a_monitored_session(cluster: InProcessCluster, tmp_path: pathlib.Path) -> None:
     with rt.Graph().as_default(), cluster.device():
         model = Model()
-        last = harness.FinalOpsHook(model.counts)
+        last = tf1_training.FinalOpsHook(model.counts)
         with (
             harness.MonitoredTrainingSession(
                 cluster.target, checkpoint_dir=str(tmp_path), hooks=[last], save_summaries_secs=None

@@ -14,6 +14,7 @@ from absl import app, flags, logging
 
 import harness
 import runtime as rt
+from harness.tf1 import training as tf1_training
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "")
@@ -87,18 +88,18 @@ def work(server: rt.Server, cluster: dict[str, list[str]]) -> None:
         fed[0] += 1
         return {x: np.full(4, np.nan if FLAGS.nan and chief and fed[0] > 50 else 1, np.float32)}
 
-    final = harness.FinalOpsHook(global_step)
+    final = tf1_training.FinalOpsHook(global_step)
     hooks = [
-        harness.FeedFnHook(feed),
+        tf1_training.FeedFnHook(feed),
         # The chief does the last quarter alone, so there is something for its hooks to see however busy the host is.
         harness.StopAtStepHook(last_step=FLAGS.last_step if chief else FLAGS.last_step * 3 // 4),
         harness.LoggingTensorHook({"loss": loss}, every_n_iter=1000, at_end=False),
         harness.NanTensorHook(loss),
         final,
-        *([] if chief else [harness.GlobalStepWaiterHook(WAIT_UNTIL, poll_secs=0.05), Leash(global_step, chiefs)]),
+        *([] if chief else [tf1_training.GlobalStepWaiterHook(WAIT_UNTIL, poll_secs=0.05), Leash(global_step, chiefs)]),
     ]
     only = [
-        harness.ProfilerHook(save_steps=1000, output_dir=os.path.join(directory, "traces")),
+        tf1_training.ProfilerHook(save_steps=1000, output_dir=os.path.join(directory, "traces")),
         harness.StepCounterHook(250, output_dir=os.path.join(directory, "rates")),
         harness.CheckpointSaverHook(os.path.join(directory, "own"), save_steps=700, listeners=[Listener()]),
         harness.SummarySaverHook(250, output_dir=os.path.join(directory, "own-summaries"), summary_op=summary),

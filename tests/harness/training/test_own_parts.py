@@ -11,6 +11,8 @@ import pytest
 import harness
 import runtime as rt
 from harness.monitoring.program import StepProfiler
+from harness.tf1 import queue_runner as tf1_queues
+from harness.tf1 import training as tf1_training
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +75,8 @@ def test_a_monitored_session_that_cannot_begin_leaves_nothing() -> None:
     with rt.Server({"worker": ["localhost:0"]}, "worker", 0) as server:
         harness.get_or_create_global_step()
         queue = rt.FIFOQueue(1, [rt.constant(1).dtype], shapes=[()])
-        runner = harness.QueueRunner(queue, [queue.enqueue(rt.constant(1))])
-        harness.add_queue_runner(runner)
+        runner = tf1_queues.QueueRunner(queue, [queue.enqueue(rt.constant(1))])
+        tf1_queues.add_queue_runner(runner)
         before = set(threading.enumerate())
         hooks = []
         for _ in range(3):
@@ -97,7 +99,7 @@ def test_a_timeline_that_cannot_be_written_costs_itself(
 ) -> None:
     more = harness.get_or_create_global_step().assign_add(1)
     directory = tmp_path / "traces"
-    with harness.MonitoredSession(hooks=[harness.ProfilerHook(save_steps=2, output_dir=str(directory))]) as sess:
+    with harness.MonitoredSession(hooks=[tf1_training.ProfilerHook(save_steps=2, output_dir=str(directory))]) as sess:
         shutil.rmtree(directory)
         directory.write_text("no directory any more")
         for _ in range(5):

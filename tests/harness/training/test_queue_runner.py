@@ -9,6 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
+from harness.tf1 import queue_runner as tf1_queues
 
 
 class FullQueue:
@@ -51,15 +52,15 @@ def test_arguments() -> None:
     queue = FullQueue()
     for given, ops in ((None, [queue.enqueue]), (queue, []), (queue, None)):
         with pytest.raises(ValueError, match="needs a queue and enqueue_ops"):
-            harness.QueueRunner(given, ops)
+            tf1_queues.QueueRunner(given, ops)
     for types in ((), (ValueError,), rt.OutOfRangeError):
         with pytest.raises(TypeError, match="queue_closed_exception_types"):
-            harness.QueueRunner(queue, [queue.enqueue], queue_closed_exception_types=types)  # type: ignore[arg-type]
+            tf1_queues.QueueRunner(queue, [queue.enqueue], queue_closed_exception_types=types)  # type: ignore[arg-type]
 
 
 def test_the_last_thread_closes_the_queue() -> None:
     queue = FullQueue()
-    runner = harness.QueueRunner(queue, [queue.enqueue] * 2)
+    runner = tf1_queues.QueueRunner(queue, [queue.enqueue] * 2)
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
         for thread in runner.create_threads(sess, start=True):
             thread.join(60)
@@ -69,7 +70,7 @@ def test_the_last_thread_closes_the_queue() -> None:
 
 def test_a_stop_cancels() -> None:
     queue = FullQueue()
-    runner = harness.QueueRunner(queue, [queue.enqueue])
+    runner = tf1_queues.QueueRunner(queue, [queue.enqueue])
     coord = harness.Coordinator()
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
         threads = runner.create_threads(sess, coord=coord, start=True)
@@ -81,7 +82,7 @@ def test_a_stop_cancels() -> None:
 
 def test_an_error_reaches_the_coordinator() -> None:
     queue = FullQueue()
-    runner = harness.QueueRunner(queue, [queue.enqueue])
+    runner = tf1_queues.QueueRunner(queue, [queue.enqueue])
     coord = harness.Coordinator()
     with Room(queue, rt.DataLossError("bad file")) as sess:
         runner.create_threads(sess, coord=coord, start=True)
@@ -92,7 +93,7 @@ def test_an_error_reaches_the_coordinator() -> None:
 
 def test_a_second_call_while_they_run_makes_none() -> None:
     queue = FullQueue()
-    runner = harness.QueueRunner(queue, [queue.enqueue])
+    runner = tf1_queues.QueueRunner(queue, [queue.enqueue])
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
         threads = runner.create_threads(sess)
         assert runner.create_threads(sess) == []
@@ -104,20 +105,20 @@ def test_a_second_call_while_they_run_makes_none() -> None:
 
 def test_start_queue_runners() -> None:
     with pytest.raises(ValueError, match="No default session"):
-        harness.start_queue_runners()
+        tf1_queues.start_queue_runners()
     with pytest.raises(TypeError, match="must be a `Session`"):
-        harness.start_queue_runners(object())  # type: ignore[arg-type]
+        tf1_queues.start_queue_runners(object())  # type: ignore[arg-type]
     queue = FullQueue()
-    harness.add_queue_runner(harness.QueueRunner(queue, [queue.enqueue]))
+    tf1_queues.add_queue_runner(tf1_queues.QueueRunner(queue, [queue.enqueue]))
     with Room(queue, rt.OutOfRangeError("closed")) as sess:
-        threads = harness.start_queue_runners(sess)
+        threads = tf1_queues.start_queue_runners(sess)
         threads[0].join(60)
         assert sess.run(queue.closed) == 1
 
 
 def test_a_supervisor_starts_them() -> None:
     queue = FullQueue()
-    harness.add_queue_runner(harness.QueueRunner(queue, [queue.enqueue]))
+    tf1_queues.add_queue_runner(tf1_queues.QueueRunner(queue, [queue.enqueue]))
     sv = harness.Supervisor(saver=None)
     moved = threading.Event()
     with sv.managed_session() as sess:

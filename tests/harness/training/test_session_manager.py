@@ -12,6 +12,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.launch.ports import free_ports
+from harness.tf1 import training as tf1_training
 from harness.training import readiness
 from runtime.lowlevel import RunRecords
 from runtime.plan.planner import make_plan
@@ -113,7 +114,7 @@ def test_an_old_ready_op_that_reads_the_variable(target: str) -> None:
 
 def test_recover_session(target: str) -> None:
     v = rt.Variable(1.0, name="v")
-    manager = harness.SessionManager(ready_op=rt.report_uninitialized_variables())
+    manager = tf1_training.SessionManager(ready_op=rt.report_uninitialized_variables())
     session, is_ready = manager.recover_session(target)
     assert not is_ready
     session.run(v.initializer)

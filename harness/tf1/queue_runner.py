@@ -6,12 +6,13 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, underlying
+from harness.training.monitored_session import MonitoredSession
 
 
 class ClosableQueue(Protocol):
@@ -25,13 +26,6 @@ class ClosableQueue(Protocol):
     def close(self, cancel_pending_enqueues: bool = False) -> rt.Operation:
         """Returns an operation that closes the queue."""
         ...
-
-
-@runtime_checkable
-class StartsQueueRunners(Protocol):
-    """A session that starts the queue runners of the graph, as a monitored session does."""
-
-    starts_queue_runners: bool
 
 
 class QueueRunner:
@@ -51,11 +45,11 @@ class QueueRunner:
         TypeError: ``queue_closed_exception_types`` is not a non-empty tuple of error types of the runtime.
 
     Example:
-        >>> import harness
         >>> import runtime as rt
+        >>> from harness.tf1.queue_runner import QueueRunner
         >>> with rt.Graph().as_default():
         ...     queue = rt.FIFOQueue(10, ["float32"])
-        ...     runner = harness.QueueRunner(queue, [queue.enqueue([1.0])])
+        ...     runner = QueueRunner(queue, [queue.enqueue([1.0])])
         >>> len(runner.enqueue_ops)
         1
     """
@@ -223,7 +217,7 @@ def start_queue_runners(
             "Cannot start queue runners: No default session is registered. Use `with sess.as_default()` or pass one."
         )
     if not isinstance(sess, rt.Session):
-        if isinstance(sess, StartsQueueRunners):
+        if isinstance(sess, MonitoredSession):
             return []
         raise TypeError(f"sess must be a `Session` object, not {type(sess).__name__}")
     runners = rt.get_default_graph().get_collection(collection)
