@@ -72,7 +72,8 @@ class ManagedSession(rt.Session):
         self._failed: BaseException | None = None
         self._gives_step: dict[rt.Operation | None, bool] = {}
         self._seen: int | None = None
-        self._lost: tuple[int, int] | None = None
+        # The highest step so far; a lost step counts until a step beyond the restored one is seen.
+        self._reached: int | None = None
         self._closed = False
         # By thread that runs a step: the begin of the step on time.monotonic().
         self._steps: dict[int, float] = {}
@@ -178,7 +179,9 @@ class ManagedSession(rt.Session):
             for fetch, value in zip(fetches, result, strict=True):
                 self.note(fetch, value)
         elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
-            self._seen = max(int(result), self._seen or 0)
+            step = int(result)
+            if self._seen is None or step > self._seen:
+                self._seen = self._reached = step
 
     def _is_step(self, op: rt.Operation | None) -> bool:
         """Returns True if an operation reads the global step, or updates the step alone and returns the result."""
@@ -251,12 +254,7 @@ class ManagedSession(rt.Session):
                 logging.warning("lost contact again: %s", again)
         if now is not None:
             # A lost step is reported once.
-            self._seen = now
-            if self._lost is not None and known is not None and known <= self._lost[1]:
-                # A second loss, before the steps of the first were trained again.
-                self._lost = (self._lost[0], now)
-            elif known is not None and known > now:
-                self._lost = (known, now)
+            self._seen, self._reached = now, max(now, self._reached or 0)
         rt.lowlevel.metrics.add("recoveries_total")
         rt.lowlevel.metrics.add("recovery_seconds_total", took_secs)
         text = f"recovered within {took_secs:.2f} s"
@@ -287,8 +285,7 @@ class ManagedSession(rt.Session):
 
     def reached(self) -> int | None:
         """Returns the highest global step so far: ``last_step``, or a lost step that was not trained again since."""
-        last = self.last_step()
-        return self._lost[0] if self._lost is not None and last is not None and last <= self._lost[1] else last
+        return self._reached
 
     @property
     def coord(self) -> Coordinator:

@@ -42,7 +42,6 @@ class ClusterReport:
     """Answer of the cluster to a task that has just opened a session.
 
     Attributes:
-        unreachable: Reason why the cluster did not answer; empty when it did.
         variables: Number of variables that the graph shares with the cluster.
         missing: Names of the variables without a value.
         phases: Phase of the run record ("new", "loading", "ready", "finished") by task; empty without a cluster.
@@ -55,7 +54,6 @@ class ClusterReport:
         chief_silent_secs: Seconds since the chief's last sign of life; infinite without a known chief.
     """
 
-    unreachable: str = ""
     variables: int = 0
     missing: Sequence[str] = ()
     phases: Mapping[str, str] = field(default_factory=dict)
@@ -107,8 +105,6 @@ def decide(now: float, role: Role, report: ClusterReport, options: StartOptions)
         report: Report of the cluster.
         options: Wishes of the user.
     """
-    if report.unreachable:
-        return _wait(now, options, report.unreachable)
     return _for_chief(now, report, options) if role is Role.CHIEF else _for_other(now, report, options)
 
 

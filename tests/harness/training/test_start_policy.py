@@ -92,8 +92,6 @@ CHIEF = [
     ),
     ("no variables at all, first time", ClusterReport(phases={PS0: "new"}), SOON, Action.INITIALIZE, "nothing tells"),
     ("no variables, but opened before", ClusterReport(phases={PS0: "ready"}), SOON, Action.KEEP, "alive"),
-    ("a task is missing", report(unreachable="ps 0 at a:1 does not answer"), SOON, Action.WAIT, "a:1"),
-    ("a task is missing too long", report(unreachable="ps 0 at a:1 does not answer"), LATE, Action.GIVE_UP, "a:1"),
 ]
 OTHER = [
     ("not initialised", report(missing=["a"], phases={PS0: "new"}), SOON, Action.WAIT, "not yet initialised a"),
@@ -133,7 +131,6 @@ OTHER = [
         "finished",
     ),
     ("a ready operation says no", report(phases={PS0: "ready"}, not_ready="x"), SOON, Action.WAIT, "x"),
-    ("a task is missing", report(unreachable="ps 0 at a:1 does not answer"), SOON, Action.WAIT, "a:1"),
 ]
 
 
@@ -154,7 +151,6 @@ def test_the_others(report: ClusterReport, options: StartOptions, action: Action
 PHASES = st.dictionaries(st.sampled_from([PS0, PS1]), st.sampled_from(["new", "loading", "ready", "finished"]))
 REPORTS = st.builds(
     ClusterReport,
-    unreachable=st.sampled_from(["", "ps 0"]),
     variables=st.integers(0, 3),
     missing=st.lists(st.sampled_from("abcdefgh"), unique=True),
     phases=PHASES,
