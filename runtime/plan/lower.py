@@ -14,7 +14,6 @@ from runtime.errors import InvalidArgumentError, one_line
 from runtime.expressions.writer import NotInTableError, write_expressions
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import (
-    ArrayFn,
     Attrs,
     Body,
     Constant,
@@ -63,17 +62,16 @@ def trace_all(
         if isinstance(body, Pure | Update):
             arguments = _arguments(op, specs, alias)
             jaxprs[op] = _trace_one(op, body, arguments)
-            results = [TensorSpec(tuple(a.shape), np.dtype(a.dtype)) for a in jaxprs[op].out_avals]
+            results = [TensorSpec.of(a) for a in jaxprs[op].out_avals]
             if isinstance(body, Deferred):  # its outputs are the kernel's
-                declared = [static_spec(t) for t in op.outputs]
-                results = _checked_new_values(op, body, [*results, *declared])
-            elif isinstance(body, Update):
+                results += map(static_spec, op.outputs)
+            if isinstance(body, Update):
                 results = _checked_new_values(op, body, results)
             found = list(zip(op.outputs, results, strict=True))
         elif isinstance(body, Constant):
-            found = [(op.outputs[0], TensorSpec(body.value.shape, body.value.dtype))]
+            found = [(op.outputs[0], TensorSpec.of(body.value))]
         elif isinstance(body, Read):
-            found = [(op.outputs[0], TensorSpec(body.variable.shape, body.variable.dtype))]
+            found = [(op.outputs[0], TensorSpec.of(body.variable))]
         else:  # a host kernel: what is declared, as far as it is known
             found = [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
         for tensor, spec in found:
@@ -101,7 +99,7 @@ def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping
 def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec]) -> ClosedJaxpr:
     arguments = list(inputs[body.kernel_inputs :] if isinstance(body, Deferred) else inputs)
     if isinstance(body, Update) and not body.overwrites:
-        arguments = [*(TensorSpec(v.shape, v.dtype) for v in body.variables), *arguments]
+        arguments = [*map(TensorSpec.of, body.variables), *arguments]
     outputs = () if isinstance(body, Deferred) else op.outputs
     wide = op.wide or needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
     if any(s.dtype == object for s in arguments):
@@ -190,16 +188,7 @@ def _lower_deferred(
     The stage has both a host call and a program.
     """
     variables, reads, writes = _variables([op])
-    arguments = tuple(traced.specs[traced.real(t)] for t in op.inputs)
-
-    def run(*arrays: jax.Array) -> tuple[AnyArray, ...]:
-        now = dict(zip((variables[i] for i in reads), arrays[: len(reads)], strict=True))
-        old = [] if body.overwrites else [now[v] for v in body.variables]
-        new = dict(zip(body.variables, _apply(traced.jaxprs[op], [*old, *arrays[len(reads) :]]), strict=False))
-        # The last result tells when the program is done: variables may be donated meanwhile.
-        return (*(new[variables[i]] for i in writes), np.zeros((), np.bool_))
-
-    own = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *arguments[body.kernel_inputs :])
+    own = [traced.real(t) for t in op.inputs[body.kernel_inputs :]]
     place = {tensor: i for i, tensor in enumerate((*inputs, *op.outputs))}
     call = HostCall(
         body.kernel, dict(body.attrs), tuple(place[traced.real(t)] for t in op.inputs), len(op.outputs), op.name
@@ -212,7 +201,7 @@ def _lower_deferred(
         tuple(traced.specs[t] for t in inputs),
         tuple(ProgramOutput(place[t]) for t in outputs),
         tuple(traced.specs[t] for t in outputs),
-        _export(run, own, device, [op], traced),
+        _program(device, [op], own, [], traced),
         host=(call,),
         writes_state=True,
         operations=(op.name,),
@@ -227,34 +216,13 @@ def _lower_xla(
     if any(s.dtype == object for s in input_specs):
         raise InvalidArgumentError(f"a string tensor cannot enter the computation of {operations[0].name!r}")
 
-    def evaluate(*arguments: jax.Array) -> tuple[dict[VariableSpec, AnyArray], dict[Tensor, AnyArray]]:
-        now: dict[VariableSpec, AnyArray] = {
-            variables[i]: a for i, a in zip(reads, arguments[: len(reads)], strict=True)
-        }
-        values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
-        draw_alike(operations, traced.jaxprs, traced.specs, values)
-        for op in operations:
-            _evaluate(op, traced, now, values)
-        return now, values
-
     # An output that is just a variable's final value is not computed. Evaluating with tokens in place of arrays shows
     # which outputs are.
     computed, refs = _outputs(operations, outputs, variables)
 
-    def run(*arguments: jax.Array) -> tuple[AnyArray, ...]:
-        now, values = evaluate(*arguments)
-        results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
-        # Without a computed result, a last one tells when the program is done: variables may be donated meanwhile.
-        return results if computed else (*results, np.zeros((), np.bool_))
-
-    program = None
-    if writes or computed:
-        arguments = (*(TensorSpec(variables[i].shape, variables[i].dtype) for i in reads), *input_specs)
-        program = _export(run, arguments, device, operations, traced)
+    program = _program(device, operations, inputs, computed, traced) if writes or computed else None
     specs = tuple(
-        TensorSpec(variables[r.index].shape, variables[r.index].dtype)
-        if isinstance(r, VariableOutput)
-        else traced.specs[t]
+        TensorSpec.of(variables[r.index]) if isinstance(r, VariableOutput) else traced.specs[t]
         for t, r in zip(outputs, refs, strict=True)
     )
     return Stage(
@@ -271,13 +239,27 @@ def _lower_xla(
     )
 
 
-def _export(
-    run: ArrayFn,
-    arguments: Sequence[TensorSpec],
+def _program(
     device: Device,
     operations: Sequence[Operation],
+    inputs: Sequence[Tensor],
+    computed: Sequence[Tensor],
     traced: Traced,
 ) -> Program:
+    """Makes the program of a stage: from the variables it reads and inputs to those it writes and computed tensors."""
+    variables, reads, writes = _variables(operations)
+
+    def run(*arguments: jax.Array) -> tuple[AnyArray, ...]:
+        now: dict[VariableSpec, AnyArray] = dict(zip((variables[i] for i in reads), arguments, strict=False))
+        values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
+        draw_alike(operations, traced.jaxprs, traced.specs, values)
+        for op in operations:
+            _evaluate(op, traced, now, values)
+        results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
+        # Without a computed result, a last one tells when the program is done: variables may be donated meanwhile.
+        return results if computed else (*results, np.zeros((), np.bool_))
+
+    arguments = (*(TensorSpec.of(variables[i]) for i in reads), *(traced.specs[t] for t in inputs))
     try:
         make = own_program if device.is_own else write_program
         return make(run, arguments, device.platform)
@@ -369,8 +351,11 @@ def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], 
     else:
         assert isinstance(body, Update)
         old = [] if body.overwrites else [now[v] for v in body.variables]
-        everything = _apply(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in op.inputs)])
+        given = op.inputs[body.kernel_inputs :] if isinstance(body, Deferred) else op.inputs
+        everything = _apply(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)])
         now.update(zip(body.variables, everything, strict=False))
+        if isinstance(body, Deferred):
+            return  # its outputs are the kernel's
         results = everything[len(body.variables) :]
     for tensor, value in zip(op.outputs, results, strict=True):
         values.setdefault(tensor, value)  # a fed tensor keeps its fed value

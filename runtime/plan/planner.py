@@ -100,6 +100,7 @@ class _Assembly:
         self.partitions = partitions
         self.placed = placed
         self.traced = traced
+        self.tasks = [placed[c.operations[0]].task_name for c in partitions]
         self.master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
         bodies = [(t, t.op.body) for t in given]
         self.constants = [(t, body.value) for t, body in bodies if isinstance(body, Constant)]
@@ -115,7 +116,7 @@ class _Assembly:
         for index, tensors in enumerate(inputs):
             for tensor in tensors:
                 wanted_by.setdefault(tensor, []).append(index)
-        self.made_by = {
+        made_by = {
             t: i for i, c in enumerate(self.partitions) for op in c.operations for t in op.outputs if t not in self.slot
         }
         # The first slots are those of the feeds and constants; the last slot before the outputs is the step's id.
@@ -133,12 +134,13 @@ class _Assembly:
             all_outputs.append(outputs)
         for index, (c, tensors, outputs) in enumerate(zip(self.partitions, inputs, all_outputs, strict=True)):
             # All operations of a partition have one device.
-            device = self.placed[c.operations[0]]
-            stage = lower_stage(device, c.operations, tensors, outputs, self.traced)
-            remote = {i: r for i, t in enumerate(tensors) if (r := self._remote(t, index)) is not None}
-            fetched_by = [self._fetched_by_others(t, index, wanted_by) for t in outputs]
-            holds = {i: Hold(len(by), frozenset(by)) for i, by in enumerate(fetched_by) if by}
-            replies = tuple(i for i, t in enumerate(outputs) if t in fetched or self._master_needs(t, index, wanted_by))
+            stage = lower_stage(self.placed[c.operations[0]], c.operations, tensors, outputs, self.traced)
+            makers = [(i, t, made_by[t]) for i, t in enumerate(tensors) if t in made_by]
+            remote = {i: Remote(self.tasks[m], self.slot[t]) for i, t, m in makers if self._goes_direct(m, index)}
+            readers = [wanted_by.get(t, []) for t in outputs]
+            direct = [[self.tasks[r] for r in by if self._goes_direct(index, r)] for by in readers]
+            holds = {i: Hold(len(by), frozenset(by)) for i, by in enumerate(direct) if by}
+            replies = tuple(i for i, t in enumerate(outputs) if t in fetched or len(direct[i]) < len(readers[i]))
             stages.append(
                 StageCall(
                     stage,
@@ -157,21 +159,8 @@ class _Assembly:
     def _inputs(self, c: Partition) -> list[Tensor]:
         """Finds the tensors that a stage takes from outside."""
         inside = {t for op in c.operations for t in op.outputs if t not in self.slot}
-        found: dict[Tensor, None] = {}
-        for op in c.operations:
-            for tensor in map(self.traced.real, op.inputs):
-                if tensor not in inside:
-                    found[tensor] = None
-        return list(found)
-
-    def _task(self, stage: int) -> str:
-        return self.placed[self.partitions[stage].operations[0]].task_name
-
-    def _remote(self, tensor: Tensor, consumer: int) -> Remote | None:
-        maker = self.made_by.get(tensor)
-        if maker is None or not self._goes_direct(maker, consumer):
-            return None
-        return Remote(self._task(maker), self.slot[tensor])
+        taken = (self.traced.real(t) for op in c.operations for t in op.inputs)
+        return list(dict.fromkeys(t for t in taken if t not in inside))
 
     def _goes_direct(self, maker: int, consumer: int) -> bool:
         """Returns True if a tensor does not pass the master.
@@ -179,10 +168,4 @@ class _Assembly:
         The tensor goes directly if neither its maker nor its consumer runs on the master's task. Both may run on the
         same task.
         """
-        return self._task(maker) != self.master_task and self._task(consumer) != self.master_task
-
-    def _fetched_by_others(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> list[str]:
-        return [self._task(c) for c in wanted_by.get(tensor, ()) if self._goes_direct(maker, c)]
-
-    def _master_needs(self, tensor: Tensor, maker: int, wanted_by: Mapping[Tensor, Sequence[int]]) -> bool:
-        return any(not self._goes_direct(maker, consumer) for consumer in wanted_by.get(tensor, ()))
+        return self.master_task not in (self.tasks[maker], self.tasks[consumer])
