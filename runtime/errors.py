@@ -241,43 +241,10 @@ class UnauthenticatedError(OpError):
     code = 16
 
 
-ERROR_TYPES: Final = MappingProxyType(
-    {
-        error_type.code: error_type
-        for error_type in (
-            CancelledError,
-            UnknownError,
-            InvalidArgumentError,
-            DeadlineExceededError,
-            NotFoundError,
-            AlreadyExistsError,
-            PermissionDeniedError,
-            ResourceExhaustedError,
-            FailedPreconditionError,
-            AbortedError,
-            OutOfRangeError,
-            UnimplementedError,
-            InternalError,
-            UnavailableError,
-            DataLossError,
-            UnauthenticatedError,
-        )
-    }
-)
+ERROR_TYPES: Final = MappingProxyType({error_type.code: error_type for error_type in OpError.__subclasses__()})
 """The type of each gRPC status number from 1 to 16."""
-
 _KINDS: Final = {
-    (error_type.code, error_type.kind): error_type
-    for error_type in (
-        HungUpError,
-        TakeoverError,
-        MissingFeedError,
-        SnapshotError,
-        DiskAwayError,
-        DiskFullError,
-        UninitializedError,
-        TaskLeftError,
-    )
+    (kind.code, kind.kind): kind for error_type in ERROR_TYPES.values() for kind in error_type.__subclasses__()
 }
 
 

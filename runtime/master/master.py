@@ -44,6 +44,8 @@ from runtime.tensor_spec import AnyArray, Array
 from runtime.trust.security import Security
 from runtime.wire.dial import ChannelOptions
 
+ANSWER_SECS = 10.0
+"""Seconds for an exchange with run records by default, beyond what it waits for on purpose."""
 _step_numbers = itertools.count(1)
 _clock = time.perf_counter_ns
 
@@ -87,7 +89,7 @@ class MasterSession:
         self.home = (home.job, home.index)
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)
         self._steps = itertools.count()
-        self._closed = False
+        self.closed = False
         self._ahead: set[Pipeline] = set()
         """Those with a push that was not answered yet, or with parameters for their next step."""
         self._lock = threading.Lock()
@@ -108,7 +110,7 @@ class MasterSession:
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._devices(task))
         self.value_ids = {name: _value_id(task) for name, task in self.tasks.items()}
-        self._worker = worker
+        self.worker = worker
         self._traced_steps = threading.Lock()
         self._times = worker.counters.begin_session(self.id)
         self._trace_is_clean = True
@@ -132,19 +134,10 @@ class MasterSession:
         """
         self._check_open()
         times = self._times[0 if plan.is_training else 1]
-        prepared = register(
-            plan,
-            self.tasks,
-            self.options.operation_timeout_secs,
-            self._worker,
-            self.id,
-            times,
-            traced=traced,
-            foreign=self.foreign,
-        )
+        prepared = register(self, plan, times, traced=traced)
         if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
             prepared.pipeline = Pipeline(
-                prepared.phases, plan, self.id, prepared.values, self.next_step_id, lambda: self._closed
+                prepared.phases, plan, self.id, prepared.values, self.next_step_id, lambda: self.closed
             )
         return prepared
 
@@ -169,7 +162,7 @@ class MasterSession:
         Raises:
             OpError: what went wrong and on which task.
         """
-        if self._closed:
+        if self.closed:
             self._check_open()
         step = next(_step_numbers)
         timeout = self.options.operation_timeout_secs if timeout is None else timeout
@@ -242,8 +235,8 @@ class MasterSession:
             return values, stats
 
     def _collect_trace(self, plan: Plan) -> step_stats_pb2.StepStats:
-        own = step_stats(self._worker.tracer.take(self.id))
-        names = [name for name in plan.tasks if name != self._worker.task]
+        own = step_stats(self.worker.tracer.take(self.id))
+        names = [name for name in plan.tasks if name != self.worker.task]
         return merge_stats([own, *(self.tasks[name].trace(self.id) for name in names)])
 
     def send_order(
@@ -269,7 +262,11 @@ class MasterSession:
         return task.send_order(order, timeout)
 
     def send_run_order(
-        self, name: str, order: run_record_pb2.RunOrder, timeout: float, cancelled: Cancellation
+        self,
+        name: str,
+        order: run_record_pb2.RunOrder,
+        timeout: float = ANSWER_SECS,
+        cancelled: Cancellation | None = None,
     ) -> run_record_pb2.RunReply:
         """Has one task carry out an order to its run record.
 
@@ -283,9 +280,9 @@ class MasterSession:
         task = self.tasks.get(name)
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
-        order.sender = self._worker.task
+        order.sender = self.worker.task
         if isinstance(task, LocalTask):
-            return task.send_run_order(order, cancelled)
+            return task.send_run_order(order, cancelled or Cancellation())
         return task.send_run_order(order, time.monotonic() + timeout)
 
     def stream(self, name: str) -> Stream:
@@ -361,7 +358,7 @@ class MasterSession:
 
     def _check_open(self) -> None:
         self._home.check()
-        if self._closed:
+        if self.closed:
             raise CancelledError("the session was closed")
 
     def close(self) -> None:
@@ -373,9 +370,9 @@ class MasterSession:
         if self._home.was_left:
             return
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
         for pipeline in list(self._ahead):
             pipeline.finish()
         self._end()
@@ -395,11 +392,6 @@ class MasterSession:
         """Ends the steps under way with CancelledError; the session can still be used."""
         for task in self.tasks.values():
             task.cancel(self.id)
-
-    def clear(self, containers: Sequence[str] | None) -> None:
-        """Forgets variables and resources of the named containers, or all, on all tasks."""
-        for task in self.tasks.values():
-            task.clear(containers)
 
 
 class Master:
@@ -470,13 +462,12 @@ class Master:
         order.sender = self._worker.task
         if order.HasField("done"):
             order.done.states.update(_states_to_leave(self._worker))
-        tasks = asked(order, holders(_visible(self.cluster, self.target, device_filters)), order.sender)
+        tasks = asked(order, holders(_visible(self.cluster, self.target, device_filters)))
         with self._until_stopped(cancelled):
             return send_run_order(
                 order,
                 tasks,
                 cluster=self.cluster,
-                sender=self._worker.task,
                 answer_secs=answer_secs,
                 cancelled=cancelled,
                 security=self._security,
@@ -503,30 +494,6 @@ class Master:
     def _has_stopped(self) -> UnavailableError:
         return UnavailableError("its server has stopped", task=self._worker.task)
 
-    def close_session(self, session: MasterSession) -> None:
-        """Closes a session."""
-        with self._lock:
-            self._sessions.pop(session.id, None)
-        session.close()
-
-    def reset(self, containers: Sequence[str] | None, options: SessionConfig, *, sessions_only: bool = False) -> None:
-        """Closes all sessions of this master and clears the named containers, or all, on every task.
-
-        Args:
-            containers: the names; None for all.
-            options: limits of the session that this takes.
-            sessions_only: clear nothing.
-        """
-        if sessions_only:
-            self.close_all()
-            return
-        session = self.create_session(options)
-        try:
-            session.clear(containers)
-        finally:
-            self.close_session(session)
-            self.close_all()
-
     def stop(self) -> None:
         """Closes every session, ends those that are being opened and orders that wait, and refuses further ones."""
         with self._lock:
@@ -538,8 +505,8 @@ class Master:
 
     def has_session(self, session: int) -> bool:
         """Returns True if a session is one of this master's."""
-        with self._lock:
-            return session in self._sessions
+        found = self._sessions.get(session)
+        return found is not None and not found.closed
 
     def close_all(self) -> None:
         """Closes every session."""

@@ -6,22 +6,34 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from runtime.master.calls import FlowCall, LocalCall, Phase, RemoteCall
+from runtime.master.config import SessionConfig
 from runtime.master.dropped import later, when_dropped
 from runtime.master.exchange import Exchange, Run, TracedExchange
 from runtime.master.pipeline import Pipeline
-from runtime.master.tasks import LocalTask, RemoteTask, Task
+from runtime.master.tasks import RemoteTask, Task
 from runtime.observe.counters import StepTimes
 from runtime.plan.phases import phases
-from runtime.plan.plan import Plan, StageCall
+from runtime.plan.plan import Plan
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 
 NOT_COMPUTED = np.array(None)
 """Stands in a step's table of values for what is not computed yet. No stage takes it: it is an array of objects."""
+
+
+class Registrar(Protocol):
+    """The face of a session whose plans are registered."""
+
+    id: int
+    foreign: bool
+    options: SessionConfig
+    tasks: dict[str, Task]
+    worker: Worker
 
 
 @dataclass
@@ -66,28 +78,14 @@ class PreparedPlan:
         return values
 
 
-def register(
-    plan: Plan,
-    tasks: Mapping[str, Task],
-    timeout: float | None,
-    worker: Worker,
-    session: int,
-    times: StepTimes,
-    *,
-    traced: bool,
-    foreign: bool = False,
-) -> PreparedPlan:
+def register(session: Registrar, plan: Plan, times: StepTimes, *, traced: bool) -> PreparedPlan:
     """Registers the stages of a plan on their tasks.
 
     Args:
+        session: the session of the plan.
         plan: the plan.
-        tasks: the session's tasks, by name.
-        timeout: seconds for one call of a task.
-        worker: of the master's own task.
-        session: id of the session.
         times: where the plan's steps are counted.
         traced: time what it does.
-        foreign: the client is another process: tasks of this one verify its programs, too.
 
     Raises:
         AbortedError: a task has restarted since the session began.
@@ -96,25 +94,22 @@ def register(
     writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host)
     # One writing stage alone is atomic without this.
     writes = dict(writing) if writing.total() > 1 else None
-
-    def remote(task: RemoteTask, call: StageCall) -> RemoteCall:
-        made = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
-        registered.setdefault(task, []).append(made.handle)
-        return made
-
-    def local(task: LocalTask, call: StageCall) -> LocalCall:
-        made = task.register(call, writes, traced, foreign)
-        inline = tuple(call.inputs[i] for i in made.inline)
-        return LocalCall(task.server.worker, made, inline, call.outputs)
-
+    worker, timeout = session.worker, session.options.operation_timeout_secs
     registered: dict[RemoteTask, list[int]] = {}
     made: list[RemoteCall | LocalCall] = []
     try:
         for call in plan.stages:
-            task = tasks[call.stage.device.task_name]
-            made.append(remote(task, call) if isinstance(task, RemoteTask) else local(task, call))
+            task = session.tasks[call.stage.device.task_name]
+            if isinstance(task, RemoteTask):
+                remote = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
+                registered.setdefault(task, []).append(remote.handle)
+                made.append(remote)
+            else:
+                local = task.register(call, writes, traced, session.foreign)
+                inline = tuple(call.inputs[i] for i in local.inline)
+                made.append(LocalCall(task.server.worker, local, inline, call.outputs))
     except BaseException:
-        later(functools.partial(_unregister, session, registered))
+        later(functools.partial(_unregister, session.id, registered))
         raise
     waves = sorted({call.wave for call in plan.stages})
     parts, awaited = plan.parts(), plan.awaited_slots(worker.task)
@@ -126,7 +121,7 @@ def register(
         exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
     prepared = PreparedPlan(plan, ordered, exchange, times, plan.wire_bytes(worker.task))
     if registered:  # a step that is under way holds its plan
-        when_dropped(prepared, functools.partial(_unregister, session, registered))
+        when_dropped(prepared, functools.partial(_unregister, session.id, registered))
     return prepared
 
 

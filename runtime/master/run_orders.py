@@ -31,14 +31,14 @@ def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return ps or sorted(tasks)[:1]
 
 
-def asked(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]], sender: str) -> Sequence[tuple[str, str]]:
+def asked(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     """Returns the receivers of an order: all ``holders``, or one for an order that every task has waiting.
 
     Each sender has its own, so that no task keeps the threads of all. Only who leads asks all: any may have to go.
     """
     if order.WhichOneof("order") != "wait_stop" or order.HasField("leadership") or not tasks:
         return tasks
-    return [tasks[zlib.crc32(sender.encode()) % len(tasks)]]
+    return [tasks[zlib.crc32(order.sender.encode()) % len(tasks)]]
 
 
 def send_run_order(
@@ -46,7 +46,6 @@ def send_run_order(
     tasks: Sequence[tuple[str, str]],
     *,
     cluster: ClusterSpec,
-    sender: str,
     answer_secs: float,
     cancelled: Cancellation,
     security: Security | None = None,
@@ -57,7 +56,6 @@ def send_run_order(
         order: the order.
         tasks: (name, address) of each.
         cluster: the sender's view of the cluster, compared with everybody's.
-        sender: name of the task that orders.
         answer_secs: how long a task may take beyond what the order waits for on purpose; one that is not there is
             waited for so long.
         cancelled: ends it, from another thread; set when it is over.
@@ -70,13 +68,35 @@ def send_run_order(
         OpError: the failure of a task, when all have replied or failed; where the order waits, at once.
         CancelledError: ``cancelled`` was set.
     """
-    exchange = _Exchange(order, cluster, sender, answer_secs, cancelled, security)
+    deadline = time.monotonic() + wait_secs(order) + answer_secs
+    client = secrets.randbits(63) | 1
     replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {name: futures.Future() for name, _ in tasks}
+    met: list[RemoteTask] = []
     ended = threading.Condition()
+
+    def send(name: str, address: str) -> run_record_pb2.RunReply:
+        task = join(
+            [(name, address)],
+            cluster=cluster,
+            sender=order.sender,
+            client=client,
+            options=ChannelOptions(reconnect_secs=answer_secs),
+            timeout=answer_secs,
+            cancelled=cancelled,
+            security=security,
+        )[name]
+        if isinstance(task, LocalTask):
+            return task.send_run_order(order, cancelled)
+        met.append(task)
+        try:
+            cancelled.check(f"meeting {name}")  # what ends the exchange from now on finds the task
+            return task.send_run_order(order, deadline)
+        finally:
+            task.close(client)
 
     def ask(name: str, address: str) -> None:
         try:
-            replies[name].set_result(exchange.ask(name, address))
+            replies[name].set_result(send(name, address))
         except BaseException as error:
             replies[name].set_exception(error)
         with ended:
@@ -102,58 +122,11 @@ def send_run_order(
             failure.result()
         return {name: reply.result() for name, reply in replies.items() if reply.done()}
     finally:
-        exchange.end()
+        # The orders under way end, on the tasks too.
+        cancelled.set("it is over")
+        for task in list(met):
+            task.close(client)
         if wait_secs(order):  # it ends at once, and a thread within a call must not meet the end of the interpreter
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(_ENDED_SECS)
-
-
-class _Exchange:
-    """One order on its way; its arguments are those of ``send_run_order``."""
-
-    def __init__(
-        self,
-        order: run_record_pb2.RunOrder,
-        cluster: ClusterSpec,
-        sender: str,
-        answer_secs: float,
-        cancelled: Cancellation,
-        security: Security | None,
-    ) -> None:
-        self._order = order
-        self._security = security
-        self._cluster = cluster
-        self._sender = sender
-        self._answer_secs = answer_secs
-        self._cancelled = cancelled
-        self._deadline = time.monotonic() + wait_secs(order) + answer_secs
-        self._client = secrets.randbits(63) | 1
-        self._met: list[RemoteTask] = []
-
-    def ask(self, name: str, address: str) -> run_record_pb2.RunReply:
-        """Meets a task and has it carry out the order."""
-        task = join(
-            [(name, address)],
-            cluster=self._cluster,
-            sender=self._sender,
-            client=self._client,
-            options=ChannelOptions(reconnect_secs=self._answer_secs),
-            timeout=self._answer_secs,
-            cancelled=self._cancelled,
-            security=self._security,
-        )[name]
-        if isinstance(task, LocalTask):
-            return task.send_run_order(self._order, self._cancelled)
-        self._met.append(task)
-        try:
-            self._cancelled.check(f"meeting {name}")  # what ends the exchange from now on finds the task
-            return task.send_run_order(self._order, self._deadline)
-        finally:
-            task.close(self._client)
-
-    def end(self) -> None:
-        """Ends the orders under way, on the tasks too."""
-        self._cancelled.set("it is over")
-        for task in list(self._met):
-            task.close(self._client)

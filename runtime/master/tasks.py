@@ -52,7 +52,6 @@ _AGAIN_SECS = 0.1
 """Pause between two attempts to reach a task that goes on from its backup."""
 _LEAST_SECS = 0.05
 """What a call that is late already is given."""
-"""How long the resolver has to say what is wrong with names, when that is told."""
 
 
 class LocalMaster(Protocol):
@@ -117,15 +116,12 @@ def leave(address: str, server: LocalServer) -> None:
 
 def find_local(address: str) -> LocalServer | None:
     """Returns the server of this process that listens on ``address``, if there is one."""
-    with _servers_lock:
-        return _servers.get(address)
+    return _servers.get(address)
 
 
 def is_local_session(session: int) -> bool:
     """Returns True if a session belongs to a master of this process."""
-    with _servers_lock:
-        servers = list(_servers.values())
-    return any(server.master.has_session(session) for server in servers)
+    return any(server.master.has_session(session) for server in list(_servers.values()))
 
 
 class LocalTask:
@@ -164,10 +160,6 @@ class LocalTask:
     def stream(self, client: int) -> Stream:
         """Opens a way for byte ranges of a client's checkpoint."""
         return LocalStream(self.server.worker.checkpoint_participant, client)
-
-    def clear(self, containers: Sequence[str] | None) -> None:
-        """Forgets the task's variables and resources."""
-        self.server.worker.store.clear(containers)
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """Returns the session's new spans on the task."""
@@ -387,11 +379,6 @@ class RemoteTask:
         answer = rpc.call(self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
         ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + time.time_ns()) // 2
         return shifted(answer.step_stats, ahead)
-
-    def clear(self, containers: Sequence[str] | None) -> None:
-        """Forgets the task's variables and resources."""
-        request = services_pb2.ClearRequest(containers=containers or (), all=containers is None)
-        rpc.call(self._stub.Clear, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
 
     def fetch(self, session: int, step: int, slot: int) -> Array:
         """Fetches a tensor that the task holds."""

@@ -1347,21 +1347,12 @@ Global___RunStepResponse: _TypeAlias = RunStepResponse  # noqa: Y015
 class ResetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CONTAINERS_FIELD_NUMBER: _builtins.int
-    SESSIONS_ONLY_FIELD_NUMBER: _builtins.int
-    sessions_only: _builtins.bool
-    """the client clears the tasks itself: the master's own role may not let it"""
-    @_builtins.property
-    def containers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
-        *,
-        containers: _abc.Iterable[_builtins.str] | None = ...,
-        sessions_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["containers", b"containers", "sessions_only", b"sessions_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -154,6 +154,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "/bellwether.MasterService/ForwardBytes": Method(_always("checkpoint.bytes"), _waits),
     "/bellwether.MasterService/ForwardRunOrder": _forwarded(_RUN),
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
-    "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", " ".join(r.containers))),
+    "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", "")),
 }
 """All methods of both services, by name. What answers at once is in the pool of CALLS."""

@@ -11,7 +11,6 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 
 from absl import logging
 
@@ -74,12 +73,10 @@ class RemoteSessions:
     """The sessions of a master's clients in other processes, by id. Thread safe.
 
     Args:
-        close: ends a session.
         limits: Limits on the number of sessions, and on the plans of each session.
     """
 
-    def __init__(self, close: Callable[[MasterSession], None], limits: Limits | None = None) -> None:
-        self._close = close
+    def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._changed = threading.Condition()
         self._sessions: dict[int, RemoteSession] = {}
@@ -147,7 +144,7 @@ class RemoteSessions:
             self._sessions.pop(number, None)
             self._changed.notify()
         if found is not None:
-            self._close(found.session)
+            found.session.close()
 
     def end_all(self) -> None:
         """Closes all sessions."""
@@ -156,7 +153,7 @@ class RemoteSessions:
             self._sessions.clear()
             self._changed.notify()
         for found in sessions:
-            self._close(found.session)
+            found.session.close()
 
     def _watch(self) -> None:
         """Closes the sessions of clients without a sign of life; ends when there is no session."""

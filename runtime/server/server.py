@@ -237,7 +237,7 @@ class Server:
         )
         self._tensors = TensorServer(tensors, hosts=self.listens_on, port=data_port, unix=unix_socket)
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
-        self.remote_sessions = RemoteSessions(self.master.close_session, limits)
+        self.remote_sessions = RemoteSessions(limits)
         """Those of clients in other processes."""
         self._health = health.HealthServicer()
         add_services(self._grpc, self, self.remote_sessions)

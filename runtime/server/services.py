@@ -155,7 +155,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             cancelled.check("opening a session")
             self._sessions.add(session)
         except OpError:
-            self._master.close_session(session)
+            session.close()
             raise
         return pb.CreateSessionResponse(
             session=session.id,
@@ -257,9 +257,8 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
-        """Clears containers and closes all sessions."""
-        options = SessionConfig(start_timeout_secs=10.0)
-        self._master.reset(list(request.containers) or None, options, sessions_only=request.sessions_only)
+        """Closes all sessions; the client clears the tasks itself."""
+        self._master.close_all()
         self._sessions.end_all()
         return pb.ResetResponse()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
-import grpc
 import numpy as np
 from absl import logging
 
@@ -21,79 +19,30 @@ from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, split_address
 from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
 from runtime.master.config import SessionConfig
-from runtime.master.master import Master, MasterSession
-from runtime.master.wait_log import WaitLog
-from runtime.plan.place import Device
+from runtime.master.master import ANSWER_SECS, MasterSession
 from runtime.plan.plan import Plan
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, step_stats_pb2
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.rpc import rpc
 from runtime.server.services import options_to_proto
-from runtime.state.cancellation import Cancellation
 from runtime.state.forks import HomeProcess
 from runtime.tensor_spec import AnyArray, Array, aligned_buffer
-from runtime.trust.roles import identity_of
-from runtime.trust.security import Security, in_force
+from runtime.trust.security import Security
 from runtime.wire.messages import device_from_proto, pack, plan_to_proto, unpack
 
 FORWARD_SECS = 120.0
 """Time limit of one byte range of a checkpoint."""
-ANSWER_SECS = 2.0
-"""How much later than asked a master may answer that tasks have not joined."""
-RUN_ORDER_SECS = 10.0
-"""Time limit of an order to one run record."""
+LATE_SECS = 2.0
+"""Seconds by which a master may answer later than asked."""
 CLOSE_SECS = 5.0
 """How long closing a session waits for a master that does not answer."""
 
 
 PlanHandle: TypeAlias = Any
-"""What an engine gives for a plan that it has prepared, and takes to run it: each kind of engine has its own."""
-
-
-class Engine(Protocol):
-    """An open session of some master."""
-
-    devices: tuple[Device, ...]
-    target: tuple[str, int]
-    home: tuple[str, int]
-    value_ids: dict[str, str]
-    id: int
-
-    def prepare(self, plan: Plan) -> PlanHandle:
-        """Registers a plan."""
-
-    def run(self, prepared: PlanHandle, feeds: Sequence[Array], timeout: float | None = None) -> list[AnyArray | None]:
-        """Runs one step of a registered plan."""
-
-    def run_traced(
-        self, prepared: PlanHandle, feeds: Sequence[Array], timeout: float | None = None
-    ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
-        """Runs one step of a registered plan; returns the StepStats, too."""
-
-    def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
-        """Has a task carry out an order of a coordinator of checkpoints."""
-
-    def send_run_order(self, task: str, order: RunOrder) -> RunReply:
-        """Has a task carry out an order to its run record that does not wait."""
-
-    def stream(self, task: str) -> Stream:
-        """Opens a way to a task for byte ranges of variables."""
-
-    def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Continues under generations that the client has begun; returns True if one is new to the session."""
-
-    def silent_secs(self) -> float | None:
-        """Returns the seconds without a sign of life of the task that is silent longest; None for a remote master."""
-
-    def left(self) -> list[str]:
-        """Returns the tasks that have left for good; none for a master in another process."""
-
-    def cancel_steps(self) -> None:
-        """Ends the steps under way with CancelledError; a session of a master elsewhere ends with them."""
-
-    def close(self) -> None:
-        """Ends the session."""
+"""The result of ``prepare`` for ``run``: each kind of engine has its own."""
+Engine: TypeAlias = "MasterSession | RemoteEngine"
+"""The session of a master, which is in this process or in another process."""
 
 
 def sign_errors(engine: Engine) -> Engine:
@@ -119,36 +68,6 @@ def sign_errors(engine: Engine) -> Engine:
         setattr(engine, name, signed(getattr(engine, name)))
     engine.stream = stream  # type: ignore[method-assign]
     return engine
-
-
-class LocalEngine:
-    """A session of a master in this process."""
-
-    def __init__(self, master: Master, options: SessionConfig) -> None:
-        self._master = master
-        self._session: MasterSession = master.create_session(options)
-        self.devices = self._session.devices
-        self.target = self._session.target
-        self.home = self._session.home
-        self.value_ids = self._session.value_ids
-        self.id = self._session.id
-        self.silent_secs = self._session.silent_secs
-        self.left = self._session.left
-        self.cancel_steps = self._session.cancel_steps
-        self.run = self._session.run
-        self.run_traced = self._session.run_traced
-        self.prepare = self._session.prepare
-        self.send_order = self._session.send_order
-        self.stream = self._session.stream
-        self.adopt_generations = self._session.adopt_generations
-
-    def send_run_order(self, task: str, order: RunOrder) -> RunReply:
-        """Has a task carry out an order to its run record that does not wait."""
-        return self._session.send_run_order(task, order, RUN_ORDER_SECS, Cancellation())
-
-    def close(self) -> None:
-        """Ends the session."""
-        self._master.close_session(self._session)
 
 
 class RelayedStream:
@@ -200,17 +119,17 @@ class RemoteEngine:
         self._channel = rpc.open_channel(address, security)
         self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
         self._timeout = options.operation_timeout_secs
-        self._wait_log = WaitLog(f"the master at {target}")
+        self._waits: dict[object, tuple[str, float]] = {}
+        """By call under way, the work that the master is waited for to do, and the begin of the wait."""
         try:
             answer = self._create(options)
         except BaseException:
-            self._wait_log.close()
             self._channel.close()
             raise
         self.id = self._id = answer.session
         self._closed = threading.Event()
         try:
-            renewed = weakref.ref(self), self._closed, self._stub, self._id, target
+            renewed = weakref.ref(self), self._closed, self._stub, target
             threading.Thread(target=_renew, args=renewed, name=f"renew session at {address}", daemon=True).start()
         except BaseException:
             self.close()
@@ -240,7 +159,7 @@ class RemoteEngine:
                     rpc.call(self._stub.CloseSession, probe, timeout=secs, task=self._target, wait_for_ready=True)
                     listens = True
                     continue
-                return rpc.call(self._stub.CreateSession, request, timeout=secs + ANSWER_SECS, task=self._target)
+                return rpc.call(self._stub.CreateSession, request, timeout=secs + LATE_SECS, task=self._target)
             except DeadlineExceededError as error:
                 waited = time.monotonic() - started
                 if limit is not None and waited >= limit - 0.01:
@@ -254,10 +173,27 @@ class RemoteEngine:
                 else:
                     logging.warning("still waiting for a server at the session's target %s", self._target)
 
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Has the thread that renews the session log the wait for a call within the block."""
+        call = object()
+        self._waits[call] = what, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._waits[call]
+
+    def log_waits(self) -> None:
+        """Logs the calls that have waited for another ``LOG_EVERY_SECS`` since the last renewal."""
+        for what, since in list(self._waits.values()):
+            waited = time.monotonic() - since
+            if waited % timeouts.LOG_EVERY_SECS < timeouts.RENEW_SECS < waited:
+                logging.warning("Waiting for the master at %s to %s, for %.0f s now", self._target, what, waited)
+
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
         request = pb.RegisterPlanRequest(session=self._id, plan=plan_to_proto(plan))
-        with self._wait_log.waiting("register the stages of a step"):
+        with self._waiting("register the stages of a step"):
             return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
 
     def run(
@@ -281,7 +217,7 @@ class RemoteEngine:
             session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
         )
         allowed = None if limit is None else limit + 1.0
-        with self._wait_log.waiting("run a step"):
+        with self._waiting("run a step"):
             answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
         values = iter(unpack(answer.values))
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
@@ -294,8 +230,8 @@ class RemoteEngine:
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
         """Has a task carry out an order to its run record that does not wait."""
-        request = pb.ForwardRunOrderRequest(session=self._id, task=task, order=order, answer_secs=RUN_ORDER_SECS)
-        limit = RUN_ORDER_SECS + ANSWER_SECS
+        request = pb.ForwardRunOrderRequest(session=self._id, task=task, order=order, answer_secs=ANSWER_SECS)
+        limit = ANSWER_SECS + LATE_SECS
         return rpc.call(self._stub.ForwardRunOrder, request, timeout=limit, task=self._target).replies[task]
 
     def stream(self, task: str) -> Stream:
@@ -339,19 +275,16 @@ class RemoteEngine:
             logging.info("closing the session at %s: %s", self._target, error)
         finally:
             self._channel.close()
-            self._wait_log.close()
 
 
 def _renew(
-    engine: weakref.ref[RemoteEngine],
-    closed: threading.Event,
-    stub: services_pb2_grpc.MasterServiceStub,
-    session: int,
-    target: str,
+    engine: weakref.ref[RemoteEngine], closed: threading.Event, stub: services_pb2_grpc.MasterServiceStub, target: str
 ) -> None:
     """Renews a session every few seconds, until the session is closed or its engine is collected."""
-    request = pb.RenewSessionRequest(session=session)
-    while not closed.wait(timeouts.RENEW_SECS) and engine() is not None:
+    while not closed.wait(timeouts.RENEW_SECS) and (found := engine()) is not None:
+        found.log_waits()
+        request = pb.RenewSessionRequest(session=found.id)
+        del found
         try:
             rpc.call(stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=target)
         except AbortedError as error:  # the next step of the client fails by the same
@@ -364,34 +297,21 @@ def _renew(
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:
     """Clears containers on all tasks of the cluster behind ``target`` and closes that master's sessions.
 
+    The orders to the tasks are those of this process: the master's role may not let it clear variables.
+
     Raises:
         NotFoundError: the target is not a gRPC target.
     """
     if not target.startswith("grpc://"):
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
-    address = target.removeprefix("grpc://")
-    request = pb.ResetRequest(containers=containers or (), sessions_only=_has_a_role())
-    with contextlib.closing(rpc.open_channel(address)) as channel:
-        if request.sessions_only:
-            _clear(channel, target, containers, timeout)
-        stub = services_pb2_grpc.MasterServiceStub(channel)
-        rpc.call(stub.Reset, request, timeout=timeout, task=target)
-
-
-def _has_a_role() -> bool:
-    """Returns True if this process gives orders under a role, which the target may not do for it."""
-    given = in_force(None, os.environ)
-    certificates = given.tls() if given else None
-    return certificates is not None and identity_of(certificates.current.names).role is not None
-
-
-def _clear(channel: grpc.Channel, target: str, containers: Sequence[str] | None, timeout: float) -> None:
-    """Clears containers on all tasks of a target's cluster, by orders of this process to each."""
-    worker = services_pb2_grpc.WorkerServiceStub(channel)
-    told = rpc.call(worker.Metrics, pb.MetricsRequest(), timeout=timeout, task=target)
-    request = pb.ClearRequest(containers=containers or (), all=containers is None)
-    for task, address in ClusterSpec(told.cluster).tasks().items():
-        if task.job != EVALUATOR:
-            with contextlib.closing(rpc.open_channel(address, task=str(task))) as to_task:
-                stub = services_pb2_grpc.WorkerServiceStub(to_task)
-                rpc.call(stub.Clear, request, timeout=timeout, task=str(task))
+    clear = pb.ClearRequest(containers=containers or (), all=containers is None)
+    with contextlib.closing(rpc.open_channel(target.removeprefix("grpc://"))) as channel:
+        worker = services_pb2_grpc.WorkerServiceStub(channel)
+        told = rpc.call(worker.Metrics, pb.MetricsRequest(), timeout=timeout, task=target)
+        for task, address in ClusterSpec(told.cluster).tasks().items():
+            if task.job != EVALUATOR:
+                with contextlib.closing(rpc.open_channel(address, task=str(task))) as to_task:
+                    stub = services_pb2_grpc.WorkerServiceStub(to_task)
+                    rpc.call(stub.Clear, clear, timeout=timeout, task=str(task))
+        master = services_pb2_grpc.MasterServiceStub(channel)
+        rpc.call(master.Reset, pb.ResetRequest(), timeout=timeout, task=target)

@@ -19,6 +19,7 @@ import grpc
 from runtime.cluster.spec import split_address
 from runtime.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
 from runtime.master.config import SessionConfig
+from runtime.master.master import ANSWER_SECS
 from runtime.master.tasks import find_local
 from runtime.proto import services_pb2, services_pb2_grpc
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
@@ -29,8 +30,6 @@ from runtime.state.leadership import NOBODY, Leadership
 from runtime.state.run_record import wait_secs
 from runtime.trust.security import Security
 
-ANSWER_SECS = 10.0
-"""How long one exchange with the tasks may take by default, beyond what it waits for on purpose."""
 FORWARD_SECS = 1.0
 """How much later than the tasks a master in another process may answer."""
 

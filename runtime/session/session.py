@@ -47,7 +47,7 @@ from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan, tensor_specs
 from runtime.plan.prune import prune
 from runtime.plan.substeps import Substep, substeps
-from runtime.session.engine import Engine, LocalEngine, PlanHandle, RemoteEngine, sign_errors
+from runtime.session.engine import Engine, PlanHandle, RemoteEngine, sign_errors
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
 from runtime.session.in_process import PrivateServer
@@ -595,7 +595,7 @@ def get_default_session() -> Session | None:
 def _open(target: str, config: SessionConfig | None, security: Security | None) -> tuple[Engine, SessionConfig]:
     if not target:
         chosen = config or SessionConfig()
-        return LocalEngine(PrivateServer().master, chosen), chosen
+        return PrivateServer().create_session(chosen), chosen
     if not target.startswith("grpc://"):
         raise NotFoundError(
             f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
@@ -604,7 +604,7 @@ def _open(target: str, config: SessionConfig | None, security: Security | None) 
     if local is not None:
         assert isinstance(local.master, Master)
         chosen = config or local.config or SessionConfig()
-        return LocalEngine(local.master, chosen), chosen
+        return local.master.create_session(chosen), chosen
     chosen = config or SessionConfig()
     return RemoteEngine(target, chosen, security), chosen
 

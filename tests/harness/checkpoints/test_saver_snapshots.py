@@ -213,7 +213,7 @@ class Unavailable(grpc.RpcError):
 def test_orders_whose_reply_was_lost_are_answered_as_the_first_time(tmp_path: pathlib.Path) -> None:
     kinds = {"take", "write", "commit"}
     with training(ps_backups=1) as train:
-        task = train.sess._engine._session.tasks[PS[1]]
+        task = train.sess._engine.tasks[PS[1]]
         assert isinstance(task, RemoteTask) and task.has_backup
         reply = LostReply(task._stub, kinds, lambda: train.wait_for_steps(10, 0.5))
         saver = harness.Saver()

@@ -15,6 +15,9 @@ import optax
 import runtime as rt
 from harness.launch.ports import free_ports
 from runtime.master.config import SessionConfig
+from runtime.master.tasks import LocalTask
+from runtime.proto import services_pb2 as pb
+from runtime.rpc import rpc
 from tests.harness.optimizers.task import RULES, initial, loss_fn, run
 from tests.kit.processes import Task
 
@@ -95,5 +98,10 @@ def alone(rule: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
 def reset(server: rt.Server, containers: list[str] | None = None) -> None:
     """Clears containers on all ps; all of them by default."""
     session = server.master.create_session(SessionConfig(device_filters=("/job:ps",)))
-    session.clear(containers)
-    server.master.close_session(session)
+    for task in session.tasks.values():
+        if isinstance(task, LocalTask):
+            task.server.worker.store.clear(containers)
+        else:
+            request = pb.ClearRequest(containers=containers or (), all=containers is None)
+            rpc.call(task._stub.Clear, request, timeout=10.0, task=task.name)
+    session.close()

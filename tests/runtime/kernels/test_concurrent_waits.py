@@ -158,7 +158,7 @@ def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph
         ps = made[place].worker
         thread, moved = in_thread(lambda: session.run(move, timeout_secs=LIMIT))
         until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
-        peer: Any = session._engine._session.tasks[place].peer  # type: ignore[attr-defined]
+        peer: Any = session._engine.tasks[place].peer  # type: ignore[attr-defined]
         before = {lane: lane.connected_at for lane in peer._all_lanes()}
         for lane in before:
             lane.interrupt()

@@ -56,7 +56,7 @@ class Client:
         return int(self.session.run(self.take_one, timeout_secs=timeout_secs))
 
     def peer(self) -> Peer:
-        found: Peer = self.session._engine._session.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
+        found: Peer = self.session._engine.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
         return found
 
     def cut(self) -> None:
@@ -155,7 +155,7 @@ def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[s
         for _ in range(3):
             until(lambda: _waiting(ps) == 1 or bool(results))
             seen = ps.transport_counters.accepted
-            for lane in session._engine._session.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
+            for lane in session._engine.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
                 lane.interrupt()
             until(lambda seen=seen: ps.transport_counters.accepted > seen or bool(results))  # type: ignore[misc]
         assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]

@@ -100,7 +100,7 @@ def test_a_wait_ends_at_its_time_limit_and_takes_nothing_later(client: Client) -
 def test_a_wait_survives_a_cut_that_heals(client: Client) -> None:
     thread, results = in_thread(client.take)
     thread.join(0.3)
-    peer = client.session._engine._session.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
+    peer = client.session._engine.tasks["/job:ps/task:0"].peer  # type: ignore[attr-defined]
     for lane in peer._all_lanes():
         lane.interrupt()
     thread.join(0.3)

@@ -11,7 +11,6 @@ import pytest
 import runtime as rt
 from runtime import timeouts
 from runtime.master import tasks
-from runtime.master.wait_log import WaitLog
 from tests.runtime.kit import TARGET, addresses, servers
 
 
@@ -44,6 +43,7 @@ def _said(caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], obje
 
 def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
+    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.1)
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         server = cluster[TARGET]
         tasks.withdraw(server.address, server)
@@ -54,7 +54,7 @@ def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
             session.run(queue.size())
             with _said(caplog, f"Waiting for the master at {server.target} to run a step", lambda: session.run(taken)):
                 session.run(put)
-        assert not [t for t in threading.enumerate() if t.name.startswith("waiting for the master")]
+        assert not [t for t in threading.enumerate() if t.name.startswith("renew session")]
 
 
 def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,14 +65,3 @@ def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog:
         missing = f"still waiting for /job:ps/task:0 at {spec['ps'][0]}"
         with _said(caplog, missing, lambda: rt.Session(server.target).close()):
             stack.enter_context(rt.Server(spec, "ps", 0))
-
-
-def test_a_signal_in_the_start_of_a_speaker_does_not_fail_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(thread: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    speaker = WaitLog("/job:ps/task:0")
-    with pytest.raises(KeyboardInterrupt), speaker.waiting("for the answer"):
-        pass
-    speaker.close()

@@ -54,7 +54,7 @@ def test_ctrl_c_at_any_place_of_a_step_leaves_nothing_half_done(kind: str) -> No
         session.run(rt.global_variables_initializer())
         train = lambda: session.run(step, {x: np.ones(2, np.float32)})  # noqa: E731
         train()  # registers it
-        worker: Worker = session._engine._session._worker  # type: ignore[attr-defined]
+        worker: Worker = session._engine.worker  # type: ignore[attr-defined]
         set_before, counted_before = handlers(), 2
         for ctrl_c in interruptions(signal.SIGINT, train, RUNTIME):
             with contextlib.suppress(KeyboardInterrupt):

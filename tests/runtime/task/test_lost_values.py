@@ -169,7 +169,7 @@ def _interrupt(number: int, raised: type[BaseException], monkeypatch: pytest.Mon
             session.run(more)
         assert came
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-        assert not any(slot.readers for slot in session._engine._session._worker.store._slots.values())  # type: ignore[attr-defined]
+        assert not any(slot.readers for slot in session._engine.worker.store._slots.values())  # type: ignore[attr-defined]
         assert session.run(w).tolist() == [1.0, 2.0, 3.0, 4.0]  # the update was made, as it had begun
         assert session.run(v).tolist() == [1.0] * 4
 
