@@ -538,6 +538,7 @@ class Session:
         push_default_session(self)
         return self
 
+    @uninterrupted
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Restores the defaults and closes the session."""
         pop_default_session(self)
