@@ -54,4 +54,4 @@ def test_a_recovery_opens_one_session(opened: list[MasterSession], dies: int, mo
                 ps[dies] = c.ps(dies)  # without values; the other ps has some, and begins a new generation
                 assert session.run([count, add]) == [1, 1.0]  # of a step that saw both as they were at first
                 assert len(opened) == 1 + deaths
-                assert [old._closed for old in opened] == [True] * deaths + [False]
+                assert [old.closed for old in opened] == [True] * deaths + [False]

@@ -247,7 +247,7 @@ def test_a_task_that_has_restarted_just_now() -> None:
             task.meet(task.status(worker.cluster, TARGET, 30))
             assert task.send_run_order(order, time.monotonic() + 30).phase == RunReply.NEW
         with rt.Server(spec, "ps", 0):
-            with pytest.raises(rt.AbortedError, match=f"{PS[0]}: restarted just now"):
+            with pytest.raises(rt.AbortedError, match=f"{PS[0]}: restarted since the session began"):
                 while True:  # gRPC finds out that the connection is gone when it is used
                     with contextlib.suppress(rt.UnavailableError):
                         task.send_run_order(order, time.monotonic() + 30)
@@ -289,7 +289,7 @@ def test_what_a_stranger_may_not_order() -> None:
         ps = made[PS[0]]
         they, their = Stranger(ps), Stranger(made[TARGET])
         with they.channel, their.channel:
-            with refused(grpc.StatusCode.ABORTED, "restarted just now"):
+            with refused(grpc.StatusCode.ABORTED, "restarted since the session began"):
                 they.worker.Run(RunOrder(inspect=RunOrder.Inspect(), incarnation=ps.incarnation ^ 1), timeout=30)
             with refused(grpc.StatusCode.INVALID_ARGUMENT, "orders nothing"):
                 they.worker.Run(RunOrder(incarnation=ps.incarnation), timeout=30)
