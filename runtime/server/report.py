@@ -60,12 +60,14 @@ class TaskReport:
 def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
     """Returns the figures of a server of this process."""
     worker = server.worker
-    known = worker.store.variables()
+    known, counted = worker.store.variables(), server.tensors.counters
     values = {
         **metrics.read(),
         **worker.counters.values(),
         **({} if worker.primary is None else worker.primary.values()),
-        **_transport(server),
+        "connections": counted.connections,
+        "bytes_received_total": counted.bytes_in,
+        "bytes_sent_total": counted.bytes_out,
         **_security(server),
         **_host(),
         **_devices(worker),
@@ -96,15 +98,6 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
 def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
     described = stage_pb2.TensorSpecDef(shape=spec.shape, dtype=spec.name)
     return stage_pb2.VariableSpecDef(name=key[1], container=key[0], spec=described)
-
-
-def _transport(server: Served) -> dict[str, float]:
-    counted = server.transport_counters
-    return {
-        "connections": counted.connections,
-        "bytes_received_total": counted.bytes_in,
-        "bytes_sent_total": counted.bytes_out,
-    }
 
 
 def _security(server: Served) -> dict[str, float]:

@@ -11,7 +11,7 @@ from runtime.server.remote_sessions import RemoteSessions
 from runtime.task.worker import Worker
 from runtime.trust.certificates import Certificates
 from runtime.trust.security import Security
-from runtime.wire.listener import ServerCounters
+from runtime.wire.listener import TensorServer
 
 
 class Served(Protocol):
@@ -25,20 +25,9 @@ class Served(Protocol):
     takeovers: int
     remote_sessions: RemoteSessions
     pools: CallPools
+    tensors: TensorServer
     security: Security | None
     certificates: Certificates | None
-
-    @property
-    def data_port(self) -> int:
-        """TCP port of the tensor channel."""
-
-    @property
-    def unix_path(self) -> str | None:
-        """Path of the tensor channel's Unix socket, None without one."""
-
-    @property
-    def transport_counters(self) -> ServerCounters:
-        """Figures of the tensor channel."""
 
     def check_session(self, session: int) -> None:
         """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""

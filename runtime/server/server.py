@@ -58,7 +58,7 @@ from runtime.trust.security import WAYS_OUT, Refusals, Security, leave_token, no
 from runtime.trust.token_files import KEY_BYTES
 from runtime.wire.connection import ServerContext, current_identity
 from runtime.wire.dial import ChannelOptions
-from runtime.wire.listener import ServerCounters, TensorServer
+from runtime.wire.listener import TensorServer
 
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
 """Environment variable: how long a task serves on after SIGTERM while tasks that train live."""
@@ -225,7 +225,7 @@ class Server:
         around.when_all_done = self._over.set
         around.silent, around.lives = self._silent_secs, self._lives
         self.worker.registry.connected = self._is_connected
-        tensors = ServerContext(
+        context = ServerContext(
             handler=self.worker,
             key=self._key,
             incarnation=self.incarnation,
@@ -235,7 +235,8 @@ class Server:
             tls=None if self.certificates is None else self.certificates.server_context,
             refusals=refusals,
         )
-        self._tensors = TensorServer(tensors, hosts=self.listens_on, port=data_port, unix=unix_socket)
+        self.tensors = TensorServer(context, hosts=self.listens_on, port=data_port, unix=unix_socket)
+        """The server of the tensor channel: its port, Unix socket and counters."""
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
         self.remote_sessions = RemoteSessions(limits)
         """Those of clients in other processes."""
@@ -260,21 +261,6 @@ class Server:
     def report(self, *, variables: bool = False) -> TaskReport:
         """Returns the figures of this task: steps, times, bytes, memory, errors; with its variables when asked."""
         return report_from_proto(report(self, variables=variables))
-
-    @property
-    def transport_counters(self) -> ServerCounters:
-        """The counters of the tensor channel since its start."""
-        return self._tensors.counters
-
-    @property
-    def data_port(self) -> int:
-        """TCP port of the tensor channel."""
-        return self._tensors.port
-
-    @property
-    def unix_path(self) -> str | None:
-        """Path of the tensor channel's Unix socket, None without one."""
-        return self._tensors.unix_path
 
     def tell_refused(self, peer: str, why: str | Exception) -> None:
         """Logs and audits a client that the endpoint with this task's figures has refused.
@@ -310,7 +296,7 @@ class Server:
         local_only, lets_all_in = binding.is_loopback(self.listens_on), self.certificates is None and self._key is None
         if lets_all_in and not local_only and self.worker.checkpoint_participant.roots.paths is None:
             logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
-        logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.data_port)
+        logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.tensors.port)
 
     def _start(self) -> None:
         if self._holder:
@@ -334,10 +320,10 @@ class Server:
         self._grpc.start()
 
     def _start_tensors(self) -> None:
-        port = self._tensors.port
+        port = self.tensors.port
         wait_for_port(self.listens_on, port, self.task, self.cluster, self.security, tensors=True)
         try:
-            self._tensors.start()
+            self.tensors.start()
         except OSError as error:  # somebody was quicker
             text = f"cannot listen on the data port {port}: {error.strerror or error}"
             raise UnknownError(text, task=str(self.task)) from error
@@ -352,7 +338,7 @@ class Server:
         resumed = takeover.take_up(self.worker, holder, process_id, send)
         if resumed is not None:
             self.incarnation, self.takeovers = resumed.incarnation, resumed.takeovers
-            self._tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()})
+            self.tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()})
         about = {"incarnation": self.incarnation, "takeovers": self.takeovers, "lag": self._lag}
         primary = self.worker.primary = Primary(
             self.worker.task,
@@ -418,7 +404,7 @@ class Server:
     def check_session(self, session: int) -> None:
         """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""
         if self.certificates is not None:
-            self._tensors.lanes.check_client(session, rpc.caller())
+            self.tensors.lanes.check_client(session, rpc.caller())
 
     def check_open(self) -> None:
         """Raises UnavailableError while this task has started but does not know yet whether it goes on as itself."""
@@ -426,11 +412,11 @@ class Server:
             raise UnavailableError("it is starting", task=self.worker.task)
 
     def _is_connected(self, session: int) -> bool:
-        return tasks.is_local_session(session) or self._tensors.lanes.connected(session)
+        return tasks.is_local_session(session) or self.tensors.lanes.connected(session)
 
     def _silent_secs(self, session: int) -> float | None:
         """Returns the seconds without a sign of life of a session; None if it was never here, or long ago."""
-        return 0.0 if tasks.is_local_session(session) else self._tensors.silent_secs(session)
+        return 0.0 if tasks.is_local_session(session) else self.tensors.silent_secs(session)
 
     def _lives(self, session: int) -> bool:
         """Returns True if a session is connected here and shows that its process runs."""
@@ -457,7 +443,7 @@ class Server:
             self.worker.store.run.close(TaskLeftError("it has left: training is over", task=self.worker.task))
         # First of all: a client that hears of the stop by another way waits for the task to come back.
         if leaving and self._started:
-            self._tensors.stop(grace_secs, leaving=True)
+            self.tensors.stop(grace_secs, leaving=True)
         tasks.leave(self.address, self)
         if self.worker.primary is not None:
             self.worker.primary.close()
@@ -470,7 +456,7 @@ class Server:
             self._start_grpc()
         self._grpc.stop(grace_secs).wait()
         if self._started:
-            self._tensors.stop(grace_secs)
+            self.tensors.stop(grace_secs)
         for left in self._tokens:
             left.close()
         self._unshare()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,32 +37,25 @@ _process_compiler = Compiler()
 _get_ident = threading.get_ident
 
 
+@dataclass
 class Executor:
     """The compiler and runner of one task's stages.
 
-    Args:
+    Attributes:
         store: the task's state.
         task: the task's name, for errors.
         devices: the local devices that stages may name, by (type, index).
         gate: what deferred updates pass; whoever runs other writing stages passes it for them.
         watch: which programs of other processes run.
+        compiler: the cache of executables, shared by all tasks of the process.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        task: str,
-        devices: dict[tuple[str, int], jax.Device],
-        gate: Gate,
-        watch: ProgramWatch,
-    ) -> None:
-        self.store = store
-        self.task = task
-        self.gate = gate
-        self.watch = watch
-        self.compiler = _process_compiler
-        """The cache of executables, shared by all tasks of the process."""
-        self._devices = devices
+    store: Store
+    task: str
+    devices: dict[tuple[str, int], jax.Device]
+    gate: Gate
+    watch: ProgramWatch
+    compiler: Compiler = _process_compiler
 
     def prepare(self, stage: Stage, generation: int = 0) -> PreparedStage:
         """Compiles a stage and finds its variables, so that running it looks nothing up.
@@ -74,9 +68,9 @@ class Executor:
             InvalidArgumentError: the device is not here, or the program is refused.
             NotFoundError: a host kernel is not known.
         """
-        device = self._devices.get((stage.device.type, stage.device.index))
+        device = self.devices.get((stage.device.type, stage.device.index))
         if device is None and not stage.host:
-            have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self._devices))
+            have = ", ".join(f"{kind}:{i}" for kind, i in sorted(self.devices))
             raise InvalidArgumentError(
                 f"no device {stage.device.type}:{stage.device.index} here, only {have}", task=self.task
             )
@@ -116,7 +110,7 @@ class PreparedStage:
         self._running = executor.watch.running
         self._on_host = device is None or device.platform == "cpu"
         self._device = device
-        self._one_device = len(executor._devices) == 1
+        self._one_device = len(executor.devices) == 1
         given = stage.inputs or ()
         if stage.host and stage.program is not None:
             given = stage.program.arguments[len(stage.reads) :]

@@ -114,7 +114,7 @@ class Worker:
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
         self.program_watch = ProgramWatch(self.task, limits)
-        self.executor = Executor(self.store, self.task, by_name, gate=self.gate, watch=self.program_watch)
+        self.executor = Executor(self.store, self.task, by_name, self.gate, self.program_watch)
         self._fetch_from = fetch_from
         self._lock = threading.Lock()
         self.registry = Registry(self.task, limits, self.ledger)

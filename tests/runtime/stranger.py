@@ -58,9 +58,7 @@ class Stranger:
         self.incarnation = server.incarnation
         self.epoch = self.jobs = 0
         self.session = secrets.randbits(62) | 1
-        self._tensors = functools.partial(
-            RemoteTask, server.worker.task, server.address, self.session, ChannelOptions()
-        )
+        self.tensors = functools.partial(RemoteTask, server.worker.task, server.address, self.session, ChannelOptions())
         self._connected: RemoteTask | None = None
 
     def close_session(self) -> None:
@@ -76,7 +74,7 @@ class Stranger:
     def connect(self) -> None:
         """Opens a connection of the tensor channel, without which a session owns nothing on a task."""
         if self._connected is None:
-            self._connected = self._tensors()
+            self._connected = self.tensors()
             self._connected.peer.release(self._connected.peer.acquire())
 
     def claim(self, epoch: int | None = None) -> None:

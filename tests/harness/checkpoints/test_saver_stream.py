@@ -365,6 +365,6 @@ def test_connections_of_a_stream_end_with_it(tmp_path: pathlib.Path, small_block
             path = saver.save(sess, tmp_path / "m", 1)
             saver.restore(sess, path)
             deadline = time.monotonic() + 30
-            while ps.transport_counters.connections > 2 and time.monotonic() < deadline:
+            while ps.tensors.counters.connections > 2 and time.monotonic() < deadline:
                 threading.Event().wait(0.02)  # the listener closes what has said goodbye when it gets to it
-            assert ps.transport_counters.connections <= 2  # the session's own, and its heartbeat
+            assert ps.tensors.counters.connections <= 2  # the session's own, and its heartbeat

@@ -29,9 +29,9 @@ def test_half_the_bytes_cross_the_wire_and_the_variable_keeps_its_bits() -> None
             session.run(rt.global_variables_initializer())
             gradient = np.full(WIDTH, 1 + 2**-10, np.float32)  # rounds to 1 on its way
             session.run(train, {x: gradient})
-            before = cluster[PS].transport_counters
+            before = cluster[PS].tensors.counters
             found = [session.run([train, loss], {x: gradient})[1] for _ in range(10)]
-            after = cluster[PS].transport_counters
+            after = cluster[PS].tensors.counters
             value = session.run(w)
     assert after.bytes_in - before.bytes_in < 10 * (2 * WIDTH + 500)
     assert after.bytes_out - before.bytes_out < 10 * (2 * WIDTH + 500)
@@ -95,9 +95,9 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch_in_two_round_t
             with rt.Session(cluster[TARGET].target) as session:
                 session.run(rt.global_variables_initializer())
                 first = session.run([train, loss], {x: images, y: labels})[1]
-                before = cluster[PS].transport_counters.calls
+                before = cluster[PS].tensors.counters.calls
                 session.run(train, {x: images, y: labels})
-                calls[name] = cluster[PS].transport_counters.calls - before
+                calls[name] = cluster[PS].tensors.counters.calls - before
                 values[name] = (first, session.run(params["w"]))
     np.testing.assert_allclose(values["accumulated"][0], values["large"][0], rtol=1e-5)
     np.testing.assert_allclose(values["accumulated"][1], values["large"][1], rtol=1e-5)

@@ -90,13 +90,13 @@ def test_a_step_that_was_given_up_takes_nothing_later(cluster: dict[str, rt.Serv
     ps = cluster["/job:ps/task:0"]
     client.put(0)
     assert client.take() == 0
-    until(lambda: ps.transport_counters.connections <= 3)
-    before = ps.transport_counters.connections
+    until(lambda: ps.tensors.counters.connections <= 3)
+    before = ps.tensors.counters.connections
     for _ in range(5):
         with pytest.raises(rt.DeadlineExceededError):
             client.session.run(client.steps[step], timeout_secs=0.2)
     until(lambda: _waiting(ps) == 0)
-    until(lambda: ps.transport_counters.connections <= before)  # no thread, no connection stays behind
+    until(lambda: ps.tensors.counters.connections <= before)  # no thread, no connection stays behind
     for value in (1, 2, 3):
         client.put(value)
     assert [client.take() for _ in range(3)] == [1, 2, 3]
@@ -154,10 +154,10 @@ def test_a_repeated_wait_keeps_what_it_fetched_from_a_third_task(cluster: dict[s
         thread, results = in_thread(lambda: session.run(put, {x: np.full(3, 2.0)}, timeout_secs=LONG))
         for _ in range(3):
             until(lambda: _waiting(ps) == 1 or bool(results))
-            seen = ps.transport_counters.accepted
+            seen = ps.tensors.counters.accepted
             for lane in session._engine.tasks["/job:ps/task:0"].peer._all_lanes():  # type: ignore[attr-defined]
                 lane.interrupt()
-            until(lambda seen=seen: ps.transport_counters.accepted > seen or bool(results))  # type: ignore[misc]
+            until(lambda seen=seen: ps.tensors.counters.accepted > seen or bool(results))  # type: ignore[misc]
         assert session.run(take, timeout_secs=LONG).tolist() == [2, 2, 2]
         thread.join(LONG)
         assert results == [None]

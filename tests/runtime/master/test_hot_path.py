@@ -209,10 +209,10 @@ def test_a_warm_step_allocates_no_buffer_of_the_size_of_a_parameter(prefetch: in
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_a_step_makes_two_round_trips_to_each_ps(prefetch: int) -> None:
     with training(ps=3, prefetch=prefetch) as t:
-        before = [t.cluster[f"/job:ps/task:{i}"].transport_counters for i in range(3)]
+        before = [t.cluster[f"/job:ps/task:{i}"].tensors.counters for i in range(3)]
         t.steps(10)
         t.session.run(t.fetches[2])  # ends what is under way: at most a pull and a push, and this one on one ps
-        after = [t.cluster[f"/job:ps/task:{i}"].transport_counters for i in range(3)]
+        after = [t.cluster[f"/job:ps/task:{i}"].tensors.counters for i in range(3)]
     calls = [b.calls - a.calls for a, b in zip(before, after, strict=True)]
     assert all(20 <= count <= 21 + prefetch for count in calls), calls
     sent = [b.bytes_out - a.bytes_out for a, b in zip(before, after, strict=True)]

@@ -80,7 +80,7 @@ class Training:
             self.stack.close()
 
     def endpoint(self, way: str) -> Endpoint:
-        there = self.ps._tensors.endpoint("127.0.0.1")
+        there = self.ps.tensors.endpoint("127.0.0.1")
         return there if way == "unix" else Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
 
 
@@ -113,7 +113,7 @@ def greeting(way: str) -> bytes:
 
 
 def port_of(training: Training, way: str) -> int:
-    ports = {"grpc": split_address(training.ps.address)[1], "tensors": training.ps.data_port}
+    ports = {"grpc": split_address(training.ps.address)[1], "tensors": training.ps.tensors.port}
     return ports.get(way, training.metrics.port)
 
 

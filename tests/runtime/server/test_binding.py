@@ -66,7 +66,7 @@ def opened() -> Opened:
 
 def check(server: rt.Server, at: Sequence[str], opened: Opened, everywhere: bool = False) -> None:
     """Both ports of a server are reached at some addresses, and are open at no others."""
-    for port in (split_address(server.address)[1], server.data_port):
+    for port in (split_address(server.address)[1], server.tensors.port):
         assert [host for host in at if not listens(host, port)] == []
         here = opened(port)
         expected = {"0.0.0.0", "::"} if everywhere else {socket.gethostbyname(host) for host in at} | {"::1"}

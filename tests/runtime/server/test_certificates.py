@@ -109,8 +109,8 @@ def test_a_lane_of_ours_is_refused_and_told_why(
     given = strangers(kind, tmp_path, authority)
     assert given is not None
     held = given.tls()
-    training.ps._tensors._context.refusals._told.clear()
-    lanes = training.ps.transport_counters.lanes
+    training.ps.tensors._context.refusals._told.clear()
+    lanes = training.ps.tensors.counters.lanes
     peer = Peer(
         PS,
         lambda timeout: training.endpoint("tcp"),
@@ -123,7 +123,7 @@ def test_a_lane_of_ours_is_refused_and_told_why(
         peer.acquire()
     peer.close()
     until(lambda: bool(told(caplog, f"{PS} refuses a client at 127.0.0.1: .*tensors")))
-    assert training.ps.transport_counters.lanes == lanes
+    assert training.ps.tensors.counters.lanes == lanes
     training.goes_on()
 
 
@@ -417,7 +417,7 @@ def test_certificates_that_are_replaced_under_training_cost_no_step(
                 fresh.write_bytes(content)
                 os.replace(fresh, directory / name)
                 training.goes_on(3)  # with half of it replaced, too
-            for port in (split_address(training.ps.address)[1], training.ps.data_port, training.metrics.port):
+            for port in (split_address(training.ps.address)[1], training.ps.tensors.port, training.metrics.port):
                 assert shown_serial(port, directory, tmp_path) == serial(directory)
             serials.add(serial(directory))
             for lane in lanes_to(training.worker):  # they must connect again, by what the files hold now

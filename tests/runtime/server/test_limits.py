@@ -160,7 +160,7 @@ def test_how_much_a_client_elsewhere_feeds_is_an_option_of_its_server(most: int)
 
 def say_hello(server: rt.Server, client: int) -> tuple[int, bytes]:
     """Kind and payload of the answer to a hello."""
-    with socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock, sock.makefile("rwb") as file:
+    with socket.create_connection(("127.0.0.1", server.tensors.port), timeout=60) as sock, sock.makefile("rwb") as file:
         return transport_kit.say_hello(file, client, key_of(server), server.worker.task)
 
 
@@ -182,7 +182,7 @@ def test_a_frame_that_announces_more_than_its_handle_takes_is_refused_before_it_
             server.worker.registry.get(handle).registration, 7
         )  # it has registered the same stage
         with (
-            socket.create_connection(("127.0.0.1", server.data_port), timeout=60) as sock,
+            socket.create_connection(("127.0.0.1", server.tensors.port), timeout=60) as sock,
             sock.makefile("rwb") as file,
         ):
             assert transport_kit.say_hello(file, 7, key_of(server), server.worker.task)[0] == frames.WELCOME

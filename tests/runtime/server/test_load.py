@@ -35,7 +35,7 @@ cluster, limits, files = json.loads(sys.argv[1])
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 server = rt.Server(cluster, "ps", 0, limits=rt.Limits(**limits))
-print("SERVING", server.data_port, flush=True)
+print("SERVING", server.tensors.port, flush=True)
 server.join()
 """
 SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

@@ -293,10 +293,10 @@ def test_sessions_that_are_dropped_without_close_are_closed(kind: str, monkeypat
         del dropped
         gc.collect()
         until(lambda: len(server.master._sessions) == 1)
-        until(lambda: ps.transport_counters.connections <= 2)  # a lane and a heartbeat
+        until(lambda: ps.tensors.counters.connections <= 2)  # a lane and a heartbeat
         assert kept.run(size) == 0
         kept.close()
-        until(lambda: ps.transport_counters.connections == 0)
+        until(lambda: ps.tensors.counters.connections == 0)
 
 
 # -- plans that a session has dropped --------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class Cluster:
     def lane(self, security: Security, of: str = PS, client: int = 0) -> Iterator[Any]:
         """A connection of the tensor channel of a task, over TCP; of a new client unless one is named."""
         server = self.servers[of]
-        there = server._tensors.endpoint("127.0.0.1")
+        there = server.tensors.endpoint("127.0.0.1")
         there = Endpoint(there.host, there.port, None, there.host_id, there.incarnation)
         held = security.tls()
         assert held is not None
@@ -316,11 +316,11 @@ def test_both_planes_and_the_files_give_one_identity(cluster: Cluster, tmp_path:
     held = security.tls()
     assert held is not None
     with cluster.lane(security, client=99):
-        seen = cluster.servers[PS]._tensors._context.lanes._who[99]
+        seen = cluster.servers[PS].tensors._context.lanes._who[99]
     assert seen == identity_of(held.current.names)
     assert (seen.role, seen.run, seen.task) == (ClientRole.WORKER, "run", "/job:worker/task:3")
     with cluster.stubs(security) as (worker, _):
-        cluster.servers[PS]._tensors._context.lanes._who[98] = seen
+        cluster.servers[PS].tensors._context.lanes._who[98] = seen
         worker.Trace(pb.TraceRequest(session=98), timeout=60)  # over gRPC it is the same client
 
 
@@ -472,14 +472,14 @@ def test_no_lane_is_opened_to_a_server_that_is_another_task(
     """A task whose host was that of another could stand in for it: clients looked at the host's name alone."""
     server = stand_in(role, task, run)
     held = cluster.security("worker", "worker/0").tls()
-    there = server._tensors.endpoint("127.0.0.1")
+    there = server.tensors.endpoint("127.0.0.1")
     assert held is not None
     peer = Peer(
         *(PS, lambda timeout: Endpoint(there.host, there.port, None, there.host_id, there.incarnation), 7),
         lambda timeout: None,
         certificates=held,
     )
-    lanes = server.transport_counters.lanes
+    lanes = server.tensors.counters.lanes
     with contextlib.closing(peer):
         if not why:
             peer.release(peer.acquire())
@@ -489,7 +489,7 @@ def test_no_lane_is_opened_to_a_server_that_is_another_task(
             match=f"^{PS}: .*{IS_NOT.format(why=why)}",
         ):
             peer.acquire()
-    assert server.transport_counters.lanes == lanes
+    assert server.tensors.counters.lanes == lanes
 
 
 def ask(channel: grpc.Channel, *, wait: bool = False, timeout: float = 60.0) -> str:
@@ -709,7 +709,7 @@ def test_the_lanes_of_a_session_are_not_taken_by_others(cluster: Cluster) -> Non
     """Who knew the number of a session took its lanes, for ever, by a hello with the largest attempt."""
     with training(cluster) as (sess, w, step):
         step()
-        context = cluster.servers[PS]._tensors._context
+        context = cluster.servers[PS].tensors._context
         # What the session has connected by is the Unix socket; over TCP it would show the worker's certificate.
         own = identity_of(("127.0.0.1", "localhost", uri("chief", "worker/0")))
         clients = set(context.lanes._clients)
@@ -822,7 +822,7 @@ def test_the_observers_token_looks_and_does_nothing(
                 if (code == "PERMISSION_DENIED") is ("observer" in TABLE[order]) or code == "UNAUTHENTICATED":
                     wrong.append((order, method, code, text))
         assert not wrong
-        there = server._tensors.endpoint("127.0.0.1")
+        there = server.tensors.endpoint("127.0.0.1")
         for endpoint in (there, Endpoint(there.host, there.port, None, there.host_id, there.incarnation)):
             peer = Peer(PS, lambda timeout, found=endpoint: found, 7, lambda timeout: given.token())
             with pytest.raises(rt.UnauthenticatedError):

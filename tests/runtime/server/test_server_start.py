@@ -46,8 +46,8 @@ def test_a_server_that_was_not_started_gives_its_port_back() -> None:
 def test_a_server_without_room_for_its_unix_socket_serves_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with rt.Server(addresses(ps=1), "ps", 0) as server:
-        assert server.unix_path is None
-        assert server.data_port
+        assert server.tensors.unix_path is None
+        assert server.tensors.port
 
 
 def test_a_server_may_go_without_a_unix_socket() -> None:
@@ -57,14 +57,14 @@ def test_a_server_may_go_without_a_unix_socket() -> None:
         rt.Server(spec, "ps", 0, unix_socket=False) as ps,
         rt.Server(spec, "worker", 0) as worker,
     ):
-        assert (ps.unix_path, worker.unix_path is None) == (None, False)
+        assert (ps.tensors.unix_path, worker.tensors.unix_path is None) == (None, False)
         tasks.withdraw(ps.address, ps)  # over sockets, as from another process
         with rt.device("/job:ps/task:0"):
             v = rt.Variable(np.arange(4.0, dtype=np.float32), name="v")
         with rt.Session(worker.target, config=WAIT) as session:
             session.run(v.initializer)
             assert session.run(v).tolist() == [0, 1, 2, 3]
-        assert ps.transport_counters.accepted
+        assert ps.tensors.counters.accepted
 
 
 def _hosts() -> Iterator[str]:
@@ -103,7 +103,7 @@ def test_a_cluster_of_ipv6_addresses(
         with rt.Session(worker.target, config=WAIT) as session:
             session.run(v.initializer)
             assert session.run(v).tolist() == [0, 1, 2, 3]
-        assert bool(ps.transport_counters.accepted) == sockets
+        assert bool(ps.tensors.counters.accepted) == sockets
 
 
 @pytest.mark.skipif("::1" not in HOSTS, reason="this machine has no IPv6 loopback")
@@ -111,7 +111,7 @@ def test_a_server_on_the_ipv6_loopback_takes_a_free_port_and_is_reached_from_thi
     with rt.Server({"local": ["[::1]:0"]}, "local", 0) as server:
         host, port = split_address(server.address)
         assert (host, port > 0) == ("::1", True)
-        for number in (port, server.data_port):
+        for number in (port, server.tensors.port):
             with socket.create_connection(("::1", number), timeout=10):
                 pass
             with pytest.raises(ConnectionRefusedError):

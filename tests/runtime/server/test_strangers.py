@@ -270,7 +270,7 @@ class Stranger:
         unix = self.port == "unix"
         with socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.settimeout(60)
-            sock.connect(self.training.ps.unix_path if unix else ("127.0.0.1", self.number))
+            sock.connect(self.training.ps.tensors.unix_path if unix else ("127.0.0.1", self.number))
             with sock.makefile("rwb") as file:
                 yield file
 
@@ -475,13 +475,13 @@ def pump(source: socket.socket, sink: socket.socket, seen: bytearray | None = No
 
 def replayed_bytes(who: Stranger, seen: bytes) -> str:
     """What becomes of the same bytes on another connection: its keys are others, so none of them is understood."""
-    lanes = who.training.ps.transport_counters.lanes
+    lanes = who.training.ps.tensors.counters.lanes
     with socket.create_connection(("127.0.0.1", who.number), timeout=60) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(seen)  # and stays: who hangs up before the handshake is not told of
             while sock.recv(65536):
                 pass
-    assert who.training.ps.transport_counters.lanes == lanes
+    assert who.training.ps.tensors.counters.lanes == lanes
     return "hung up"
 
 

@@ -71,7 +71,7 @@ def connected(server: rt.Server, way: str) -> Iterator[Any]:
     family = socket.AF_UNIX if way == "unix" else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(60)
-        sock.connect(server.unix_path if way == "unix" else ("127.0.0.1", server.data_port))
+        sock.connect(server.tensors.unix_path if way == "unix" else ("127.0.0.1", server.tensors.port))
         with sock.makefile("rwb") as file:
             yield file
 
@@ -300,7 +300,7 @@ def test_the_tensor_channel_takes_the_token_and_nothing_else(server: rt.Server, 
         assert read(file)[0] == frames.CHALLENGE
         send(file, frames.CALL, b"")
         assert read(file)[0] == frames.ERROR
-    assert server.transport_counters.calls == 0
+    assert server.tensors.counters.calls == 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -394,7 +394,7 @@ def test_status_tells_in_a_line_that_it_has_no_token(server: rt.Server, capsys: 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("token", ["none", "wrong"])
 def test_a_connection_of_ours_without_the_token_says_what_to_do(server: rt.Server, token: str, way: str) -> None:
-    endpoint = server._tensors.endpoint("127.0.0.1")
+    endpoint = server.tensors.endpoint("127.0.0.1")
     if way == "tcp":
         endpoint = Endpoint("127.0.0.1", endpoint.port, None, endpoint.host_id, endpoint.incarnation)
     found = None if token == "none" else Token(secrets.token_bytes(32), "a file")
@@ -403,7 +403,7 @@ def test_a_connection_of_ours_without_the_token_says_what_to_do(server: rt.Serve
     with pytest.raises(rt.UnauthenticatedError, match=f"{TASK}: .*{expected}"):
         peer.acquire()
     peer.close()
-    assert server.transport_counters.lanes == 0
+    assert server.tensors.counters.lanes == 0
 
 
 def test_a_client_with_a_token_talks_to_nobody_who_lacks_it() -> None:
@@ -575,12 +575,12 @@ def _as_nobody(server: dict[str, Any], pipe: Any) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_of_the_host_is_refused_at_every_port(server: rt.Server, place: pathlib.Path) -> None:
-    endpoint = server._tensors.endpoint("127.0.0.1")
+    endpoint = server.tensors.endpoint("127.0.0.1")
     about = {
         "target": server.target.replace("localhost", "127.0.0.1"),
         "address": server.address,
-        "port": server.data_port,
-        "unix": server.unix_path,
+        "port": server.tensors.port,
+        "unix": server.tensors.unix_path,
         "host_id": endpoint.host_id,
         "incarnation": endpoint.incarnation,
         "files": [str(path) for path in place.iterdir()],
@@ -592,4 +592,4 @@ def test_another_user_of_the_host_is_refused_at_every_port(server: rt.Server, pl
     for name in ("session", "probe", "reset", "tcp", "unix"):
         assert said[name].startswith("UnauthenticatedError") and VARIABLE in said[name], said
     assert said["socket"].startswith("PermissionError") and said["file"].startswith("PermissionError"), said
-    assert server.transport_counters.lanes == 0 or server.master._sessions == {}
+    assert server.tensors.counters.lanes == 0 or server.master._sessions == {}
