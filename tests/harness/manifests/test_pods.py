@@ -92,7 +92,7 @@ def test_mnist_trains_in_pods_that_die_and_come_back_with_another_address(node: 
     assert rules(story) == ["ps RestartJob", *["worker RestartJobAndIgnoreMaxRestarts"] * 3]
     assert last_ends(story) == {"mnist-ps-0-0": "0", "mnist-worker-0-0": "0", "mnist-worker-1-0": "0"}
     assert "KILLED" not in story
-    kept = node / "runs" / ".cache" / "bellwether"
+    kept = node / "runs" / ".cache" / "bellwether" / "programs"
     assert list(kept.glob("*/*-cache")), "what a pod has compiled is there for the next"
     assert kept.stat().st_mode & 0o777 == 0o700
 
