@@ -118,10 +118,10 @@ class EventFile:
         """Adds an event; blocks while 16 MiB of events wait for a slow disk."""
         data = event.SerializeToString()
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._closing or self._waiting_bytes <= KEEP_BYTES)
+            self._changed.wait_for(lambda: self._failure or self._is_over() or self._waiting_bytes <= KEEP_BYTES)
             if self._failure and self._waiting_bytes + len(data) > KEEP_BYTES:
                 self._lose(1)
-            elif not self._closing:
+            elif not self._is_over():
                 self._new.append(data)
                 self._waiting += 1
                 self._waiting_bytes += len(data)
@@ -133,7 +133,7 @@ class EventFile:
             self._flushes_ordered += 1
             mine = self._flushes_ordered
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._flushes_done >= mine or self._closing)
+            self._changed.wait_for(lambda: self._flushes_done >= mine or self._is_over())
             return not self._failure
 
     def close(self) -> None:
@@ -149,6 +149,10 @@ class EventFile:
                 # The `close` of the records would try to write them once more.
                 return
         self._records.close()
+
+    def _is_over(self) -> bool:
+        """Returns True if no event will be written any more: a forked child has no writer thread."""
+        return self._closing or not self._thread.is_alive()
 
     def _lose(self, count: int) -> None:
         self.lost += count

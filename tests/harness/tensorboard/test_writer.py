@@ -54,6 +54,28 @@ def test_flush_returns_when_everything_is_on_disk(tmp_path: pathlib.Path) -> Non
         assert [e.step for e in events(tmp_path)[1:]] == list(range(500))
 
 
+FORKS = """
+import os, signal, sys, harness
+writer = harness.FileWriter(sys.argv[1])
+writer.flush()
+if os.fork() == 0:
+    signal.alarm(60)
+    writer.add_scalars({"child": 1.0}, 1)
+    writer.flush()
+    sys.exit(0)
+_, status = os.wait()
+writer.add_scalars({"parent": 1.0}, 2)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.cluster
+def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path: pathlib.Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0
+    assert [value.tag for event in events(tmp_path) for value in event.summary.value] == ["parent"]
+
+
 @pytest.mark.disk  # waits for the flush of every two seconds
 def test_by_default_what_was_written_is_soon_on_disk(tmp_path: pathlib.Path) -> None:
     with FileWriter(tmp_path) as writer:
