@@ -12,6 +12,7 @@ could wait for each other.
 from __future__ import annotations
 
 import graphlib
+import heapq
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,16 +168,19 @@ def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Seq
     moved = False
     for key, readers in reads.items():
         for writer in writes.get(key, ()):
+            behind = reachable([writer], before.__getitem__)  # the same when a reader goes behind the writer
             for reader in readers:
-                if reader not in reachable([writer], before.__getitem__):
+                if reader not in behind:
                     before[reader].add(writer)
                     moved = True
     if not moved:
         return list(operations)
-    sorter, ordered = graphlib.TopologicalSorter(before), list[Operation]()
+    # Else in the order in which they were made: of two writes that nothing orders, the later one stays the last.
+    sorter, ready, ordered = graphlib.TopologicalSorter(before), list[tuple[int, Operation]](), list[Operation]()
     sorter.prepare()
     while sorter.is_active():
-        ready = sorted(sorter.get_ready(), key=lambda op: op.id)
-        ordered += ready
-        sorter.done(*ready)
+        for op in sorter.get_ready():
+            heapq.heappush(ready, (op.id, op))
+        ordered.append(heapq.heappop(ready)[1])
+        sorter.done(ordered[-1])
     return ordered

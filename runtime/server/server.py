@@ -374,10 +374,12 @@ class Server:
     def _check_is_task(self, task: str) -> None:
         """Checks that the present call of the tensor channel comes from a task, as far as certificates show.
 
+        The address is that of this task's own cluster: any client could have told another (``hear_of``).
+
         Raises:
             PermissionDeniedError: it is another.
         """
-        address = self._known.get(task)
+        address = next((a for known, a in self.cluster.tasks().items() if str(known) == task), None)
         if address is None:
             raise PermissionDeniedError(f"the cluster has no {task}", task=str(self.task))
         roles.check_is_task(current_identity(), task, split_address(address)[0])

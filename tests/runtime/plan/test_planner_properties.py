@@ -420,6 +420,18 @@ def test_updates_that_nothing_orders_are_all_applied(cluster: dict[str, rt.Serve
         assert session.run(v) == 1111
 
 
+def test_of_two_writes_that_nothing_orders_the_later_one_stays(graph: rt.Graph) -> None:
+    """The later write went before the earlier one where that computes for longer, and the step reads the variable."""
+    v, y = rt.Variable(0.0, name="v"), rt.constant(1.0)
+    for _ in range(3):
+        y = y + 1.0
+    early, late = v.assign(y), v.assign(100.0)
+    with rt.Session("", graph) as session:
+        session.run(v.initializer)
+        assert session.run([early, late, v.read_value()]) == [4.0, 100.0, 100.0]
+        assert session.run(v) == 100.0
+
+
 def test_one_session_used_by_many_threads_loses_no_update(cluster: dict[str, rt.Server], graph: rt.Graph) -> None:
     with rt.device("/job:ps/task:1"):
         v = rt.Variable(np.zeros(4, np.int64), dtype=np.int64, name="many")

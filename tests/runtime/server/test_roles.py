@@ -419,6 +419,14 @@ def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
                     lane.call(BACKUP, 0, message, None, dynamic=True)
 
 
+def test_what_a_client_says_of_other_tasks_lets_none_of_them_give_a_backup() -> None:
+    """A ps that knows only itself took the address that a client told of another ps for that of its cluster."""
+    with rt.Server(kit.addresses(ps=1), "ps", 0) as server:
+        server.hear_of(rt.ClusterSpec({"ps": [server.address, "w7:2222"]}))
+        with pytest.raises(rt.PermissionDeniedError, match="the cluster has no /job:ps/task:1"):
+            server._check_is_task("/job:ps/task:1")
+
+
 def test_a_server_serves_with_a_certificate_of_its_own_task_only(cluster: Cluster) -> None:
     spec = kit.addresses(ps=2)
     for role, task, why in (
