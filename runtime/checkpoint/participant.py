@@ -55,7 +55,7 @@ JOIN_SECS = 60.0
 QUIET_SECS = 2.0
 """The longest time that a snapshot waits for stages under way, and for the rest of half-done steps."""
 UNUSED_SECS = 600.0
-"""A job that no order has named for this time is ended by the next order: the order to drop the job was lost."""
+"""A job unnamed for this time is ended by the next order of another job: the order to drop the job was lost."""
 MAX_ARRAY_BYTES = 2**62
 VALUES_OF_JOBS = 8
 """Number of saves and restores of which a task remembers the values, to answer the order ``changed``."""
@@ -189,7 +189,7 @@ class CheckpointParticipant:
                 raise InvalidArgumentError("an order about checkpoints that this version does not know")
             sender = Sender(Leadership.from_proto(order.leadership), order.session)
             if name not in UNFENCED:
-                self._serve(sender.leadership, cancelled)
+                self._serve(sender.leadership, getattr(getattr(order, name), "job", 0), cancelled)
             answer = self._table[name](sender, getattr(order, name), cancelled)
         except OpError as error:
             error.task = error.task or self._task
@@ -203,17 +203,18 @@ class CheckpointParticipant:
     def _check(self, leadership: Leadership) -> None:
         self._store.run.check(leadership, "save or restore", self._task, deposed=AbortedError)
 
-    def _serve(self, leadership: Leadership, cancelled: Cancellation) -> None:
-        """Checks the leadership of an order and ends the jobs of earlier leaderships."""
+    def _serve(self, leadership: Leadership, named: int, cancelled: Cancellation) -> None:
+        """Checks the leadership of an order and ends lost jobs, but for the named job, and those of earlier chiefs."""
         with self._jobs_changed:
             self._check(leadership)
             if leadership != self._served:
                 # A chief that paused the gate and lost the lead takes nothing any more.
                 self._gate.open()
             self._served = leadership
-            # The order to drop a job may get lost while its session lives, so that no other end comes.
+            # The order to drop a job may get lost while its session lives, so that no other end comes. A task that has
+            # written its part long before the others hears of the job again at the end of the save only.
             unused = time.monotonic() - UNUSED_SECS
-            lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work]
+            lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work and n != named]
             self._end(lost, f"no order has named it in {UNUSED_SECS:.0f} s")
             earlier = [n for n, job in self._jobs.items() if job.sender.leadership != leadership]
             self._end(earlier, "another chief has taken the lead")

@@ -355,6 +355,23 @@ def test_a_job_that_no_order_names_is_ended_by_the_next_order(tmp_path: pathlib.
             sess.checkpoint_coordinator.release(snapshot)
 
 
+def test_a_job_is_there_for_its_own_orders_however_late(tmp_path: pathlib.Path) -> None:
+    """A task that has written its part waits for the slowest one, and the chief asks it nothing meanwhile."""
+    graph, v = ckit.make_graph({"a": ckit.filled(1, MIB)})
+    with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
+        with ckit.session(made[kit.TARGET], graph) as sess:
+            ckit.initialize(sess, list(v.values()))
+            coordinator = sess.checkpoint_coordinator
+            snapshot = coordinator.snapshot(names.slices_of(sess, names.saved_variables(list(v.values()))))
+            coordinator.write(snapshot, str(tmp_path))
+            (job,) = made["/job:ps/task:0"].worker.checkpoint_participant._jobs.values()
+            job.used_at -= UNUSED_SECS + 1
+            coordinator.confirm(snapshot)
+            assert not job.ended.is_set()
+            coordinator.release(snapshot)
+            assert job.ended.is_set()
+
+
 def test_connections_of_a_stream_end_with_it(tmp_path: pathlib.Path, small_blocks: None) -> None:
     graph, v = ckit.make_graph({"a": ckit.filled(1, 3 * MIB)})
     with kit.servers(sockets=True, ps=1, worker=1) as made, graph.as_default():
