@@ -34,7 +34,10 @@ class _Binary:
     def __init__(self, name: str, fn: Callable[..., object], reflected: bool = False) -> None:
         self._name, self._fn, self._reflected = name, fn, reflected
 
-    def __get__(self, tensor: Operators[_Made], owner: type) -> Callable[[TensorLike], _Made]:
+    def __get__(self, tensor: Operators[_Made] | None, owner: type) -> Callable[..., _Made]:
+        if tensor is None:  # of the class, for functools.reduce: both operands are arguments
+            return lambda tensor, other: self.__get__(tensor, owner)(other)
+
         def apply(other: TensorLike) -> _Made:
             operands = (tensor, _literal(tensor, other))
             made: _Made = _apply(self._name, self._fn, *(operands[::-1] if self._reflected else operands))

@@ -225,7 +225,7 @@ class MasterSession:
         """Runs one step like ``run``; returns also the StepStats of all tasks, by this host's clock."""
         with self._traced_steps:
             if prepared.traced is None:
-                prepared.traced = self.prepare(prepared.plan, traced=True)
+                prepared.traced = self.prepare(prepared.plan, True)
             if not self._trace_is_clean:  # a traced step failed before
                 self._collect_trace(prepared.plan)
             self._trace_is_clean = False

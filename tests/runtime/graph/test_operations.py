@@ -1,5 +1,6 @@
 """The operations a program says: printing, checking, variables and what there is to say of them, randomness."""
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,12 @@ def test_a_check_that_fails_stops_the_step(session: rt.Session) -> None:
 
 
 # -- variables -------------------------------------------------------------------------------------------------------
+
+
+def test_operators_of_the_class_take_both_operands(session: rt.Session) -> None:
+    three = rt.constant(3.0)
+    total = functools.reduce(rt.Tensor.__add__, [three, three, three])
+    assert session.run([total, rt.Tensor.__rsub__(three, 1.0), rt.Variable.__lt__(three, 4.0)]) == [9.0, -2.0, True]
 
 
 def test_a_variable_shows_as_its_operations(graph: rt.Graph) -> None:
