@@ -34,7 +34,7 @@ def _message(*values: summary_pb2.Summary.Value) -> Sequence[Array]:
 def _shown(context: Context, kind: str, items: Array, made: Callable[[Array], object]) -> Sequence[Array]:
     """Returns the summary of the first ``max_outputs`` items, each made to a message of a kind."""
     tag, most = context.attrs["tag"], int(context.attrs["max_outputs"])
-    names = [f"{tag}/{kind}" if most == 1 else f"{tag}/{kind}/{i}" for i in range(most)]
+    names = [f"{tag}/{kind}" if most == 1 else f"{tag}/{kind}/{i}" for i in range(min(most, len(items)))]
     return _message(*(summary_pb2.Summary.Value(tag=n, **{kind: made(i)}) for n, i in zip(names, items, strict=False)))
 
 

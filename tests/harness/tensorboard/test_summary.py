@@ -1,6 +1,7 @@
 """Summaries: what each operation puts into the message, its tag, and what it refuses."""
 
 import io
+import tracemalloc
 import wave
 from collections.abc import Iterator
 from typing import Any
@@ -114,6 +115,19 @@ def test_images_get_one_tag_each() -> None:
     assert [v.tag for v in values] == ["digits/image/0", "digits/image/1"]
     assert (values[0].image.height, values[0].image.width, values[0].image.colorspace) == (4, 6, 1)
     assert [v.tag for v in value_of(summary.image("one", images, max_outputs=1))] == ["one/image"]
+
+
+def test_most_pictures_may_be_any_number() -> None:
+    """A name was made for each picture that there might have been: a client took the memory of a ps by one number."""
+    tensor = summary.image("all", np.zeros((2, 4, 6, 1), np.uint8), max_outputs=300_000)
+    with rt.Session() as session:
+        session.run(tensor)
+        tracemalloc.start()
+        try:
+            session.run(tensor)
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_float_images_are_scaled_as_in_tensorflow() -> None:
