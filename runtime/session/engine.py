@@ -47,11 +47,13 @@ Engine: TypeAlias = "MasterSession | RemoteEngine"
 
 def sign_errors(engine: Engine) -> Engine:
     """Adds the session's id to each error of its tasks, so that other errors can be told apart."""
+    # Only weakly: a session that is dropped without close must not live on as a part of a cycle.
+    number, kind, this = engine.id, type(engine), weakref.ref(engine)
 
-    def signed(call: Callable[..., Any]) -> Callable[..., Any]:
+    def signed(call: Callable[..., Any], of: Callable[[], Any]) -> Callable[..., Any]:
         def signing(*arguments: Any) -> Any:
             try:
-                return call(*arguments)
+                return call(of(), *arguments)
             except OpError as error:
                 error.session = number
                 raise
@@ -60,12 +62,13 @@ def sign_errors(engine: Engine) -> Engine:
 
     def stream(task: str) -> Stream:
         opened: Any = open_stream(task)
-        opened.pull, opened.push = signed(opened.pull), signed(opened.push)
+        for name in ("pull", "push"):
+            setattr(opened, name, signed(getattr(type(opened), name), lambda: opened))
         return cast(Stream, opened)
 
-    number, open_stream = engine.id, signed(engine.stream)
+    open_stream = signed(kind.stream, this)
     for name in ("run", "run_traced", "prepare", "send_order", "send_run_order", "adopt_generations"):
-        setattr(engine, name, signed(getattr(engine, name)))
+        setattr(engine, name, signed(getattr(kind, name), this))
     engine.stream = stream  # type: ignore[method-assign]
     return engine
 

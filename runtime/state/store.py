@@ -203,7 +203,7 @@ class Store:
         more = sum(wanted.values()) - sum(slot.counted for slot in wanted)
         if more > 0:
             self.ledger.reserve(NOBODY, more, checked=checked)
-        else:
+        elif more:
             self.ledger.release(NOBODY, -more)
         for slot, count in wanted.items():
             slot.counted = count

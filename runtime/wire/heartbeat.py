@@ -23,7 +23,7 @@ class Heartbeat:
 
     Attributes:
         silent_since: `time.monotonic()` of the last answer if the peer is given up, else None.
-        said_goodbye: whether it said goodbye for the whole client at its end.
+        goodbye_sent: whether it said goodbye for the whole client at its end.
         left: whether the peer said goodbye, and will not answer any more.
     """
 

@@ -254,7 +254,7 @@ def test_the_session_of_a_client_that_died_between_steps_ends_and_an_idle_one_st
             server.remote_sessions._changed.notify()  # it looks at the new limit now
         until(lambda: len(server.remote_sessions) == 1)
         until(lambda: ps.worker.registry.sessions == 1)
-        assert len(server.master._sessions) == 1
+        until(lambda: len(server.master._sessions) == 1)
         assert session.run(size) == 0
 
 
