@@ -317,19 +317,23 @@ class RunRecord:
     def _load(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_leader(order, task)
         self.environment.when_loading()
+        self._begin_another()
         self._phase = LOADING
         self._logdir = ""
         if self._has_values():
             self.generation += 1
 
-    def _open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._check_leader(order, task)
-        self._logdir = order.open.logdir or self._logdir
+    def _begin_another(self) -> None:
+        """Begins another run after the end of one; the tasks that were done need not join."""
         if self._phase == FINISHED:
-            # Another run begins, which the tasks that were done need not join.
             self._tasks.reset()
             self._stop = ""
             self.finished_at = self.saved = None
+
+    def _open(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
+        self._check_leader(order, task)
+        self._logdir = order.open.logdir or self._logdir
+        self._begin_another()
         self.origin = ""
         self._phase = READY
 

@@ -349,3 +349,18 @@ def test_states_that_are_too_large_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="worker/task:1 has states of 1048577 bytes, and 1048576 are kept"):
         kept.order(OTHER, done=RunOrder.Done(states={"data": bytes(MOST_STATE_BYTES + 1)}))
     assert not kept.record.states_of_done()
+
+
+@pytest.mark.parametrize("orders", [("open",), ("load", "open")])
+def test_another_run_keeps_no_end_of_the_last(orders: tuple[str, ...]) -> None:
+    """A chief that restores a finished run begins another, as a chief does that continues with the values."""
+    kept = Kept(has_values=True)
+    kept.order(**of("claim"))
+    kept.order(**of("open"))
+    kept.order(OTHER, 0, **of("join", session=2))
+    kept.order(OTHER, 0, **of("stop", reason="enough"))
+    kept.order(OTHER, 0, **of("done", session=2))
+    kept.order(**of("finish", silence_secs=60))
+    for order in orders:
+        found = kept.order(**of(order))
+    assert (found.phase, found.done, found.stop, kept.record.finished_at) == (RunReply.READY, [], "", None)
