@@ -85,6 +85,8 @@ _collector.resume()
 def __getattr__(name: str) -> str:
     if name == "__version__":  # asked for seldom, and looking it up takes as long as an import
         return lowlevel.version()
+    if line := lowlevel.explain_name(f"runtime.{name}"):
+        raise ImportError(line)  # an AttributeError would lose the line in a from-import
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,7 +2,7 @@
 
 A server looks its arguments and its environment up here, a command line the flags that it could not parse, and a
 package its missing names. Each says what to use instead. A name is written as it was typed: ``--flag``,
-``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``, ``harness.Name``, ``Class.method``.
+``--flag=value``, ``BELLWETHER_NAME``, ``Server(argument=)``, ``harness.Name``, ``runtime.Name``, ``Class.method``.
 """
 
 from __future__ import annotations
@@ -90,6 +90,13 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
         ),
         "since 0.2 use tf.train of harness.tf1 (docs/checkpoints.md)",
     ),
+    **dict.fromkeys(
+        "runtime.RandomStrategy runtime.GreedyLoadBalancingStrategy runtime.byte_size_load_fn".split(),
+        "since 0.2 give replica_device_setter a function as ps_strategy",
+    ),
+    "runtime.KubernetesClusterResolver": "since 0.2 use JobSetClusterResolver (docs/kubernetes.md)",
+    "runtime.SimpleClusterResolver": "since 0.2 use ClusterSpec",
+    "runtime.UnionClusterResolver": "since 0.2 merge the dictionaries of ClusterSpec.as_dict",
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
 } | {

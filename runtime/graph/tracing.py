@@ -158,7 +158,8 @@ def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
     places = [(i, axis) for i, shape in enumerate(shapes) for axis, d in enumerate(shape) if d is None]
     if not places:
         return run({})
-    found = run(dict.fromkeys(places, _SIZE))
+    equal = dict.fromkeys(places, _SIZE)
+    found = run(equal)
     errors = len(run.failed)
     symbolic = _with_symbols(places, run)
     # JAX 0.10.0 has this class under no public name.
@@ -166,10 +167,20 @@ def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
     del run.failed[errors:]  # an error that the program sees speaks of numbers
     if symbolic and not undecided:
         return found + symbolic
+    accepted = [equal] * len(found)
     for sizes in _orders(places):
-        found += run(sizes)
+        results = run(sizes)
+        found += results
+        accepted += [sizes] * len(results)
+    # A number says nothing about a size that was the same in all calls; one element alone may be all that is taken.
+    if any(len({sizes[place] for sizes in accepted}) == 1 != accepted[0][place] for place in places if accepted):
+        found.append(jax.tree.map(_of_unknown_shape, found[0]))
     known = dict.fromkeys(d for shape in shapes for d in shape if d is not None and d > 1)
     return found or _fitting(places, known, run)
+
+
+def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(_symbols(1) * len(leaf.shape), leaf.dtype)
 
 
 def _with_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
@@ -190,7 +201,8 @@ def _orders(places: Sequence[_Place]) -> Iterator[_Sizes]:
     """Yields numbers for unknown dimensions: equal ones, then falling, rising, and with one input that differs."""
     yield from (dict.fromkeys(places, size) for size in (_OTHER_SIZE, _SMALLEST))
     falling = [_OTHER_SIZE >> min(n, 3) for n in range(len(places))]
-    for sizes in (falling, falling[::-1]) if len(places) > 1 else ():
+    steep = [_SIZE] + [_SIZE // _RATIO_BASES[1]] * (len(places) - 1)
+    for sizes in (falling, falling[::-1], steep, steep[::-1]) if len(places) > 1 else ():
         yield dict(zip(places, sizes, strict=True))
     for own, (size, others) in itertools.product(_several_inputs(places), itertools.permutations((_SIZE, _OTHER_SIZE))):
         yield {place: size if place[0] == own else others for place in places}

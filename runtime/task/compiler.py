@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 
@@ -19,6 +20,8 @@ Executable = Callable[..., list[jax.Array]]
 
 KEPT = 512
 """Executables that the cache keeps, the latest asked for; a stage that is registered keeps its own besides."""
+COMPILE_SECS = 600.0
+"""A list whose parts keep XLA busy for longer is refused: the limits of its reader are for a part."""
 
 
 class Compiler:
@@ -116,6 +119,7 @@ def _compile_list(
     expressions: Expressions, avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int], program: Program
 ) -> Executable:
     """Compiles the parts of a list; a part that is equal to an earlier one, once."""
+    began = time.monotonic()
     parts, numbers = split(expressions, PART)
     known: dict[object, tuple[Executable, list[jax.ShapeDtypeStruct]]] = {}
     specs = dict(enumerate(avals))
@@ -128,6 +132,12 @@ def _compile_list(
         last = {i for i, n in enumerate(part.takes) if n in donate and n in dropped}
         key = part.identity, frozenset(last), tuple((spec.shape, spec.dtype) for spec in given)
         if key not in known:
+            # XLA itself cannot be interrupted.
+            if index and (spent := time.monotonic() - began) > COMPILE_SECS:
+                raise ResourceExhaustedError(
+                    f"{index} of {len(parts)} parts took {spent:.0f} s to compile, more than {COMPILE_SECS:g} s: "
+                    "make smaller updates, or spread the variables over more ps tasks"
+                )
             known[key] = _compile_one(part.expressions.compute, given, last)
         executable, results = known[key]
         specs.update(zip(part.gives, results, strict=True))

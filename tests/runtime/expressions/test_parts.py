@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import runtime as rt
+from runtime.errors import ResourceExhaustedError
 from runtime.expressions.parts import split
 from runtime.expressions.reader import jax_settings, read_expressions
 from runtime.plan.plan import Program
@@ -129,6 +130,18 @@ def test_parts_update_variables_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     results = Compiler().executable(made, range(200), jax.devices()[0])(*arrays)
     assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(results, wanted, strict=True))
     assert all(array.is_deleted() for array in arrays)
+
+
+def test_list_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of XLA has an end between two parts; what is one part has none."""
+    monkeypatch.setattr(compiler, "COMPILE_SECS", 0.0)
+    arrays = [np.ones(n + 1, np.float32) for n in range(30)]
+    specs = tuple(TensorSpec(array.shape, array.dtype) for array in arrays)
+    made = Program(written(lambda *leaves: [jnp.cos(leaf) for leaf in leaves], *arrays), specs, specs)
+    Compiler().executable(made, (), jax.devices()[0])
+    monkeypatch.setattr(compiler, "PART", 10)
+    with pytest.raises(ResourceExhaustedError, match="parts took .* to compile, more than 0 s"):
+        Compiler().executable(made, (), jax.devices()[0])
 
 
 def test_results_that_later_parts_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
     server, _ = make_server(unix=False)
     peer = make_peer(lambda timeout: server.endpoint("127.0.0.1"), options=ChannelOptions(heartbeat_secs=0.02))
     peer.release(peer.acquire())
-    until(lambda: peer._heart._lane.fileno() >= 0)
+    until(lambda: peer._heart._lane.incarnation)
 
     def closed_between_pings() -> bool:
         with peer._heart._lock:
@@ -164,7 +164,7 @@ def test_a_heartbeat_that_connects_again_and_again_has_one_lane():
         before = server.counters.accepted
         until(closed_between_pings)
         until(lambda before=before: server.counters.accepted > before)
-        until(lambda: peer._heart._lane.fileno() >= 0)
+        until(lambda: peer._heart._lane.incarnation)
     assert server.counters.lanes == 2
     peer.close()
     server.stop()

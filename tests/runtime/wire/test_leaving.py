@@ -62,7 +62,7 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
     for lane in (first, second):
         lane.call(ADD, 1, addend(1), kit.NUMBER)
         peer.release(lane)
-    until(lambda: peer._heart._lane.fileno() >= 0)
+    until(lambda: peer._heart._lane.incarnation)
     server.stop(1.0, leaving=True)
     peer._heart_thread.join(60)  # the heartbeat has found out, and ends
     assert not peer._heart_thread.is_alive()
@@ -100,7 +100,7 @@ def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path)
     options = ChannelOptions(prefer_unix=False, heartbeat_secs=0.05, heartbeat_timeout_secs=60.0)
     peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
     peer.release(peer.acquire())
-    until(lambda: peer._heart._lane.fileno() >= 0)
+    until(lambda: peer._heart._lane.incarnation)
     for _ in range(3):
         last = server.lanes.heard_at(kit.CLIENT)
         assert not peer.left
