@@ -158,7 +158,7 @@ def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
     places = [(i, axis) for i, shape in enumerate(shapes) for axis, d in enumerate(shape) if d is None]
     if not places:
         return run({})
-    equal = dict.fromkeys(places, _SIZE)
+    equal: _Sizes = dict.fromkeys(places, _SIZE)
     found = run(equal)
     errors = len(run.failed)
     symbolic = _with_symbols(places, run)
@@ -180,7 +180,7 @@ def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
 
 
 def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(_symbols(1) * len(leaf.shape), leaf.dtype)
+    return jax.ShapeDtypeStruct([_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
 
 
 def _with_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
