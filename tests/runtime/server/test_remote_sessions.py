@@ -16,6 +16,7 @@ import runtime as rt
 import runtime.session.session
 from runtime import timeouts
 from runtime.rpc import threads
+from runtime.server.pools import WAITING
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
 from tests.runtime.kit import TARGET, addresses, in_thread, processes, servers
@@ -199,7 +200,7 @@ def test_a_step_whose_time_is_over_ends_no_other_and_no_session(
         until(lambda: waiting(ps) == 1)
         with pytest.raises(rt.DeadlineExceededError, match="Deadline Exceeded"):  # says gRPC
             session.run(slow, {"x:0": 1.0}, timeout_secs=0.1)
-        until(lambda: server.remote_sessions.calls == 1)  # the program has ended too
+        until(lambda: server.pools.running(WAITING) == 1)  # the program has ended too
         assert thread.is_alive() and waiting(ps) == 1
         session.run(put)
         thread.join(SOON_SECS)
