@@ -1,1 +1,1 @@
-"""The control plane: gRPC calls between tasks, their threads and their errors in words."""
+"""The control plane: gRPC calls between tasks, with their threads and errors."""

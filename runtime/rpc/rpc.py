@@ -1,4 +1,8 @@
-"""gRPC the way this runtime uses it: channel options, errors that keep their name and task across the wire."""
+"""gRPC as this runtime uses it: channels, proofs of the token, and errors.
+
+A client opens a channel with `open_channel` and calls its methods with `call`. A server checks its clients with
+`ClientCheck` and ends a call by `abort`. An error keeps its name and its task across the wire.
+"""
 
 from __future__ import annotations
 
@@ -40,27 +44,34 @@ _TASK = "bellwether-task"
 _TYPE = "bellwether-error"
 """Metadata of a failed call: the task that failed, and the number of its error's type."""
 _CHALLENGE = "bellwether-challenge"
-"""Metadata of a call that was refused for want of a proof: the server's nonce and its own proofs, with dots between."""
+"""Metadata of a call refused for want of a proof: the server's nonce and its own proofs, with dots between."""
 _ADDRESS = "bellwether-address"
-"""Metadata of such a call: the address by which the cluster knows the server."""
+"""Metadata of the same call: the address by which the cluster knows the server."""
 _PROOF = "bellwether-proof"
-"""Metadata of a call: the server's nonce, the client's, what was dialled and the client's proof, with dots between."""
+"""Metadata of a call: the server's nonce, the client's, a hash of the address and task dialled, and the client's
+proof, with dots between.
+"""
 _LONGEST_PROOF = 512
+"""Most characters of a proof that a server reads."""
 _EMPTY_CALL = "/bellwether.WorkerService/Status"
+"""The method of the empty call by which a client asks for the server's proof."""
 _WIRE = "bellwether-wire"
 """Metadata of a call: the version of its client (``versions.spoken``)."""
 _MOST_PROOFS = 3
-"""How often one call is made at most: the task may restart, and ask again, between two of them."""
+"""Most attempts of one call. The task may restart, and ask again, between two of them."""
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
+"""The methods that need no proof: those of the health service."""
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+"""The codes of a call that may not have reached the task."""
 _LEAST_SECS = 0.05
+"""Shortest time limit of a call or a look, in seconds."""
 _LOOK_SECS = 5.0
-"""How long a look may take at most before a call that has no end."""
+"""Longest look, in seconds, before a call without a deadline."""
 _LOOK_AGAIN_SECS = 0.1
-"""How soon somebody looks again who waits for a task to come."""
+"""Pause in seconds between two looks for a task that is not there yet."""
 _CLOSED_HERE = "Channel closed!"
-"""What gRPC says of a call under way whose channel this process has closed; only this text tells it."""
+"""gRPC's text for a call under way whose channel this process has closed. Only the text marks such a call."""
 
 
 def _ms(secs: float) -> int:
@@ -70,58 +81,71 @@ def _ms(secs: float) -> int:
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE),
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    ("grpc.enable_http_proxy", 0),  # a proxy of the environment must not take local traffic
+    # A proxy of the environment must not take local traffic.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", _ms(timeouts.GRPC_BACKOFF_SECS)),
-    ("grpc.min_reconnect_backoff_ms", _ms(timeouts.ATTEMPT_SECS)),  # after a refusal the next comes sooner
-    ("grpc.max_reconnect_backoff_ms", _ms(timeouts.GRPC_BACKOFF_SECS)),  # everybody waits for a restarted ps
-    ("grpc.dns_min_time_between_resolutions_ms", _ms(timeouts.GRPC_DNS_SECS)),  # a restarted task may have moved
+    # The limit of one attempt. After a refusal the next attempt comes sooner.
+    ("grpc.min_reconnect_backoff_ms", _ms(timeouts.ATTEMPT_SECS)),
+    # Every task waits for a restarted ps.
+    ("grpc.max_reconnect_backoff_ms", _ms(timeouts.GRPC_BACKOFF_SECS)),
+    # A restarted task may have moved.
+    ("grpc.dns_min_time_between_resolutions_ms", _ms(timeouts.GRPC_DNS_SECS)),
     ("grpc.keepalive_time_ms", _ms(timeouts.GRPC_IDLE_SECS)),
     ("grpc.keepalive_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),
     ("grpc.keepalive_permit_without_calls", 0),
     (
+        # By default gRPC pings a silent call twice, then once a minute.
         "grpc.http2.max_pings_without_data",
         0,
-    ),  # by itself it pings a silent call twice, then once a minute
-    ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),  # a frozen peer would go unseen for a minute
+    ),
+    # Otherwise a frozen peer would go unseen for a minute.
+    ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),
 ]
 _TOO_LONG = "larger than max"
+"""The part of gRPC's text that marks a message over the limit."""
 
 _T = TypeVar("_T")
 
 
 def server_options(limits: Limits) -> list[tuple[str, str | int]]:
-    """Channel options of a server with these limits. Messages come as they are: a compressed one may be of any length.
+    """Returns the channel options of a server with these limits.
 
-    Tensors go over the tensor channel; what is long here is what a client in another process feeds, and the constants
-    of its graph.
+    Tensors go over the tensor channel. The long messages here are the feeds of clients in other processes, and the
+    constants of their graphs. Compression is off, because a compressed message may grow to any length.
     """
     return [
         ("grpc.max_send_message_length", limits.request_bytes),
         ("grpc.max_receive_message_length", limits.request_bytes),
-        ("grpc.max_concurrent_streams", limits.client_waiting_calls + limits.calls + limits.orders),  # then they queue
+        # Calls beyond these wait at the client.
+        ("grpc.max_concurrent_streams", limits.client_waiting_calls + limits.calls + limits.orders),
         ("grpc.max_allowed_incoming_connections", limits.rpc_connections),
-        ("grpc.server_handshake_timeout_ms", _ms(limits.hello_secs)),  # also of one that sends no settings
+        # Also for a connection that sends no settings.
+        ("grpc.server_handshake_timeout_ms", _ms(limits.hello_secs)),
         ("grpc.max_connection_idle_ms", _ms(limits.rpc_idle_secs)),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # bit 0: none
-        ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share it
-        # Without it a client that pings every GRPC_IDLE_SECS is cut off as a nuisance in a call of minutes.
+        # Bit 0 stands for no compression.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        # A second server on one port must fail, not share the port.
+        ("grpc.so_reuseport", 0),
+        # Otherwise a client that pings every GRPC_IDLE_SECS is cut off as a nuisance in a call of minutes.
         ("grpc.http2.min_ping_interval_without_data_ms", _ms(timeouts.GRPC_LEAST_IDLE_SECS)),
     ]
 
 
 def open_channel(address: str, given: Security | None = None, task: str = "") -> grpc.Channel:
-    """Returns a channel to ``host:port``; it connects when it is used.
+    """Returns a channel to ``host:port``, connected at the first call.
 
-    With certificates a call raises PermissionDeniedError where the server's is that of another task, or of another run.
+    With certificates, a call raises PermissionDeniedError if the server has the certificate of another task, or of
+    another run.
 
     Args:
-        address: of the control plane; another name that gRPC knows (``dns://...``) for a task without a token.
-        given: the certificates, or the token of a task that has left none for this user; what ``BELLWETHER_SECURITY``
-            says by default.
-        task: that is to be there, such as "/job:ps/task:0"; empty where it may be any.
+        address: Address of the control plane. For a task without a token, another name known to gRPC will do
+            (``dns://...``).
+        given: Certificates, or the token of a task without a token file for this user. The settings in force in this
+            process by default.
+        task: Task expected at the address, such as "/job:ps/task:0"; empty for any task.
 
     Raises:
-        UnauthenticatedError: the certificates cannot be used.
+        UnauthenticatedError: The certificates cannot be used.
     """
     given = security.in_force(given, os.environ)
     certificates = given.tls() if given else None
@@ -133,40 +157,43 @@ def open_channel(address: str, given: Security | None = None, task: str = "") ->
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Credentials of a server that takes clients with a certificate of its CA, by what the files hold at the time."""
+    """Returns the credentials of a server with certificates of its clients.
+
+    A client needs a certificate of the server's CA. Each handshake uses the current content of the files.
+    """
     used = certificates.current
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(used.key, used.certificate)], used.authorities)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        # Asked before each handshake. What is given replaces what the handshakes under way use: some of them fail by
-        # that, or the process ends with SIGABRT. So it is given only when it is another one.
+        # gRPC asks before each handshake. A new configuration replaces that of the handshakes under way: some of them
+        # fail by this, or the process ends with SIGABRT. So None is returned until the files change.
         nonlocal used
         if certificates.current is used:
             return None
         used = certificates.current
         return configuration()
 
-    fetcher = cast(
-        Callable[[], grpc.ServerCertificateConfiguration], changed
-    )  # None is documented, and not in its stub
+    # None is documented, and missing in the stub.
+    fetcher = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)
     return grpc.dynamic_ssl_server_credentials(configuration(), fetcher, require_client_authentication=True)
 
 
 class _Channel:
-    """A channel that is opened when it is used, and can be closed while it is.
+    """A channel that connects when used, and may be closed meanwhile.
 
-    The interceptors ask for the method of each call anew; grpc itself ends the process when a closed channel is asked.
-    When the files of our certificate have changed, calls go by another channel of gRPC. Those under way end on theirs.
+    The interceptors ask for the method of each call anew, because gRPC itself ends the process when a closed channel
+    is asked. After a change of our certificate files, calls go by another gRPC channel. Calls under way end on the old
+    channel.
 
     Args:
-        target: ``host:port``, or a name of gRPC's own.
-        certificates: of this process; None for a channel without TLS.
-        task: as of `open_channel`. gRPC compares its name with those in the server's certificate.
+        target: ``host:port``, or a name known to gRPC.
+        certificates: Certificates of this process; None for a channel without TLS.
+        task: Task as in `open_channel`. gRPC compares its name with the names in the server's certificate.
 
     Attributes:
-        closed: set when it is closed.
+        closed: Event set by `close`.
     """
 
     def __init__(self, target: str, certificates: Certificates | None, task: str) -> None:
@@ -175,11 +202,15 @@ class _Channel:
         self._target = target
         self._task = task
         self._lock = threading.Lock()
+        # The credential of `_channel`. `_lock` guards both, so that a call uses a channel that is not closed.
         self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Returns a function of a channel of gRPC, such as ``unary_unary``; on a closed channel a ValueError."""
+        """Returns a function of a gRPC channel, such as ``unary_unary``.
+
+        On a closed channel the function raises ValueError.
+        """
 
         def function(*arguments: Any, **options: Any) -> Any:
             with self._lock:
@@ -193,14 +224,14 @@ class _Channel:
         return function
 
     def close(self) -> None:
-        """Ends all calls on the newest connection, and those to come."""
+        """Ends all calls on the newest connection, and all later calls."""
         with self._lock:
             self.closed.set()
             if self._channel is not None:
                 self._channel.close()
 
     def look(self, secs: float) -> diagnosis.Look:
-        """Looks at the task by a connection of its own, for at most so many seconds."""
+        """Looks at the task for at most ``secs`` seconds, by another connection."""
         return diagnosis.look(self._target, self.certificates, self._task, secs)
 
     def _open(self, held: Credential | None) -> grpc.Channel:
@@ -214,14 +245,20 @@ class _Channel:
 
 
 class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Finds out why a task cannot be reached: gRPC says the same of one that is gone and of one that refuses us."""
+    """An interceptor that finds the reason why a task cannot be reached.
+
+    gRPC reports the same error for a task gone and for a task with other TLS settings or certificates.
+    """
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
         self._reached = False
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Makes the call; one that would wait for a task with which we do not come together fails at once."""
+        """Makes a call, and raises the reason if the task cannot be reached.
+
+        A call with wait_for_ready fails at once if the task has other TLS settings or certificates.
+        """
         details = client_call_details
         if details.wait_for_ready and not self._reached:
             details = self._wait(details)
@@ -230,18 +267,21 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
             return answer
         code = answer.code()
         waited_in_vain = code is grpc.StatusCode.DEADLINE_EXCEEDED and details.wait_for_ready
-        # Without TLS there is one thing to find out, and a task that was reached has not begun to speak TLS.
+        # Without TLS the only possible finding is a task that speaks TLS. A task that was reached does not begin to.
         unknown = self._channel.certificates is not None or not self._reached
         self._reached = code not in _NO_CONTACT
         if unknown and (waited_in_vain or _has_no_contact(answer)):
             problem = self._channel.look(diagnosis.LOOK_SECS).problem
-            # A call that waits for room is told by its deadline, and may be made again.
+            # A call that waits for room ends by its deadline, and may be made again.
             if problem is not None and not (waited_in_vain and isinstance(problem, UnavailableError)):
                 raise problem
         return answer
 
     def _wait(self, details: Any) -> Any:
-        """Looks until the task answers or the deadline has come; returns the details with the seconds that are left."""
+        """Looks until the task answers or the deadline has passed.
+
+        Returns the details with the seconds left.
+        """
         deadline = _deadline_of(details)
         while True:
             now = time.monotonic()
@@ -257,7 +297,12 @@ def _deadline_of(details: Any) -> float:
 
 
 def _until(details: Any, deadline: float) -> Any:
-    """Returns the details of a call that ends at a deadline of ``time.monotonic()``."""
+    """Returns the details of a call that ends at a deadline.
+
+    Args:
+        details: Details of the call.
+        deadline: ``time.monotonic()`` at which to end; infinity for a call without a deadline.
+    """
     left = None if deadline == math.inf else max(_LEAST_SECS, deadline - time.monotonic())
     return details._replace(timeout=left)
 
@@ -267,7 +312,10 @@ def _texts(metadata: Iterable[Any] | None) -> Mapping[str, str]:
 
 
 def _has_no_contact(answer: Any) -> bool:
-    """Returns True if gRPC has not reached the task; False for an error that the task itself has sent."""
+    """Returns True if gRPC has not reached the task.
+
+    Returns False for an error sent by the task itself.
+    """
     return answer.code() is grpc.StatusCode.UNAVAILABLE and _TYPE not in _texts(answer.trailing_metadata())
 
 
@@ -275,10 +323,11 @@ class _Challenge(NamedTuple):
     """The answer of a server to a call without a proof.
 
     Attributes:
-        nonce: random text of the server's process, which the client's proof must hold.
-        proofs: of the server, for clients with the token and for observers; none for a client that means another.
-        address: by which the cluster knows the server.
-        task: as the server calls itself.
+        nonce: Random text of the server's process, needed in the client's proof.
+        proofs: Proofs of the server, with the token and with the observer's token. Empty if the client means another
+            task.
+        address: Address of the server in the cluster.
+        task: Name of the server's task.
     """
 
     nonce: str
@@ -288,16 +337,17 @@ class _Challenge(NamedTuple):
 
 
 class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-    """Shows a server with each call that this process has its token, and of which version it is.
+    """An interceptor that proves the token of this process with each call.
 
-    Where this process has a token, an empty call comes first: the server proves that it has the token too, and is the
-    task at the address that was dialled. Only then the process sends a request, and its own proof.
+    A process with a token makes an empty call first. By the answer the server proves to have the token too, and to be
+    the task at the dialled address. Only then the process sends a request and its own proof. Each call also carries
+    the version of this process.
 
     Args:
-        channel: by which the calls go.
-        address: that is dialled.
-        given: the token for a task that has left none for this user.
-        task: as of `open_channel`.
+        channel: Channel of the calls.
+        address: Dialled address.
+        given: Settings with the token of a task without a token file for this user.
+        task: Task as in `open_channel`.
     """
 
     def __init__(self, channel: grpc.Channel, address: str, given: Security | None, task: str) -> None:
@@ -307,10 +357,15 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         self._task = task
         self._about = security.about(security.dialled(address), task)
         self._speaks = (_WIRE, versions.spoken())
+        # The proof of the last call; None until the first call, and after a server has asked again or was out of
+        # reach.
         self._shown: str | None = None
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        """Makes the call; anew where another process of the task has come and asks again."""
+        """Makes a call, and repeats it for a new process of the task.
+
+        The new process asks for a proof of its own.
+        """
         details, deadline, asked = client_call_details, _deadline_of(client_call_details), False
         for _ in range(_MOST_PROOFS):
             shown = self._shown = self._shown or self._introduce(_until(details, deadline), asked)
@@ -320,22 +375,24 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 break
             asked = _challenge_of(answer) is not None
             if asked or _has_no_contact(answer):
-                self._shown = None  # another process may come
+                # The task's next process has another nonce, and asks again.
+                self._shown = None
             if not asked:
                 break
         return answer
 
     def _introduce(self, details: Any, asked: bool) -> str:
-        """Returns what calls show.
+        """Returns the proof that calls show.
 
         Args:
-            details: of the call that is to be made.
-            asked: the server has asked for a token.
+            details: Details of the call to make.
+            asked: True if the server has asked for a token.
 
         Raises:
-            UnauthenticatedError: The server has not shown that it has our token, or asks and this process has none.
+            UnauthenticatedError: The server has not shown that it has our token, or asks while this process has none.
+            InvalidArgumentError: Another task answers at the address.
         """
-        # Looked for now: whoever has answered has left its token before.
+        # Looked up only now: a server that answers has left its token before.
         token = find_token(self._address, self._given, timeouts.ATTEMPT_SECS)
         nonce = secrets.token_hex(16)
         unproven = f".{nonce}.{self._about}."
@@ -349,7 +406,8 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
             expected = call_proof(token.key, b"server", *about)
             if any(hmac.compare_digest(expected, proof) for proof in challenge.proofs):
                 return ".".join((*about, call_proof(token.key, b"client", *about)))
-        self._ask(f"{challenge.nonce}{unproven}", details)  # the server tells whom it refuses
+        # A call with the server's nonce and without a proof lets the server log the refusal.
+        self._ask(f"{challenge.nonce}{unproven}", details)
         if not challenge.proofs:
             if security.dialled(challenge.address) == security.dialled(self._address):
                 raise InvalidArgumentError(f"at {self._address} answers {challenge.task}, not {self._task}")
@@ -357,7 +415,10 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
 
     def _ask(self, shown: str, details: Any) -> _Challenge | None:
-        """Makes an empty call; returns the challenge by which it is refused, None where the server does not ask."""
+        """Makes an empty call, and returns the challenge of the server.
+
+        Returns None if the server asks for no proof.
+        """
         try:
             self._channel.unary_unary(_EMPTY_CALL, None, None)(
                 b"",
@@ -374,7 +435,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
 
 
 def _challenge_of(answer: Any) -> _Challenge | None:
-    """Returns the challenge by which a call was refused; None where that is not why."""
+    """Returns the challenge of the server in a refused call, or None."""
     told = _texts(answer.trailing_metadata())
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
@@ -384,62 +445,70 @@ def _challenge_of(answer: Any) -> _Challenge | None:
 
 @functools.cache
 def _threads_for_strangers(process: int) -> CallThreads:
-    """Returns the threads of calls that are refused, or open to all, in a process: a forked child has none of them."""
+    """Returns the threads for calls refused, or open to all.
+
+    Each process has its own, as a forked child has none of its parent's threads.
+    """
     return CallThreads("grpc strangers", most=4)
 
 
 def for_strangers(answer: Callable[..., _T]) -> Callable[..., _T]:
-    """Returns a method that gRPC runs on the few threads of calls that have not shown who they are.
+    """Returns a method for gRPC to run on the few threads for strangers.
 
-    Such calls are answered at once. Others have a thread each (``runtime.rpc.threads``), which a flood of
-    strangers would make by the thousand.
+    Strangers are clients without a proof. Their calls are answered at once. Every other call has its own thread
+    (``runtime.rpc.threads``), and a flood of strangers would make thousands.
 
     Args:
-        answer: The method.
+        answer: Method to run.
     """
     method = functools.partial(answer)
-    # The name by which gRPC looks for the pool.
+    # gRPC looks for the pool by this name.
     method.experimental_thread_pool = _threads_for_strangers(os.getpid())  # type: ignore[attr-defined]
     return method
 
 
 class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses the calls of clients of another wire version, and of those without the token, before they are read.
+    """An interceptor that refuses clients before their requests are read.
 
-    Calls of the health service pass: they say whether the task serves, and nothing else.
+    Refuses clients of another wire version, and clients without the token. Calls of the health service pass: they
+    report if the task serves, and nothing else.
 
     Args:
-        task: whose server it is.
-        key: the token that clients must have; None lets everybody in.
-        refusals: tells of those who are refused.
+        task: Task of the server.
+        key: Token for clients to have; None lets every client in.
+        refusals: Log of the refused clients.
 
     Attributes:
-        addresses: ``host:port`` of the control plane, by each name that clients may dial; set before the server starts.
+        addresses: ``host:port`` of the control plane, by each name a client may dial. Set before the server starts.
     """
 
     def __init__(self, task: str, key: bytes | None, refusals: Refusals) -> None:
         self.addresses: Sequence[str] = ()
         self._task = task
+        # The full token first, the observer's second; empty without a token.
         self._keys = [] if key is None else [key, observer_key(key)]
         self._refusals = refusals
         self._nonce = secrets.token_hex(16)
 
     @functools.cached_property
     def _own(self) -> frozenset[str]:
-        """The texts of address and task by which a client may mean this task, with its name or with none."""
+        """The texts by which a client may mean this task.
+
+        Each is the hash of an address of the task, with the name of the task or without.
+        """
         dialled = map(security.dialled, self.addresses)
         return frozenset(security.about(address, task) for address in dialled for task in ("", self._task))
 
     def is_observer(self, handler_call_details: Any) -> bool:
-        """Returns True if a call comes from a client that has the observer's token."""
+        """Returns True if a call comes from a client with the observer's token."""
         shown = _shown(_texts(handler_call_details.invocation_metadata))
         return any(self._proves(shown, key) for key in self._keys[1:])
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """The handler of a call, or one that refuses it."""
+        """Returns the handler of a call, or a handler that refuses the call."""
         told = _texts(handler_call_details.invocation_metadata)
         shown, problem = _shown(told), versions.why_not_understood(told.get(_WIRE, ""))
-        # What a client with a token may order is looked at next.
+        # The next interceptor checks which orders a client with a token may give.
         is_known = not self._keys or any(self._proves(shown, key) for key in self._keys)
         if handler_call_details.method.startswith(_OPEN_TO_ALL) or (is_known and not problem):
             return continuation(handler_call_details)
@@ -458,9 +527,9 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         return hmac.compare_digest(proof.encode(), call_proof(key, b"client", nonce, theirs, about).encode())
 
     def _refuse(self, shown: str, context: grpc.ServicerContext) -> None:
-        # A method that takes a stream reads none of it unless it asks.
+        # A method that takes a stream reads no message unless it asks for one.
         nonce, theirs, about, _ = _parts(shown)
-        # A client that asks, or has the nonce of an earlier process, comes again.
+        # A client that asks for a challenge, or has the nonce of an earlier process, comes again.
         if not shown or nonce == self._nonce:
             self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
         proofs = []
@@ -479,7 +548,7 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _shown(told: Mapping[str, str]) -> str:
-    """The proof that comes with a call."""
+    """Returns the proof in the metadata of a call."""
     return told.get(_PROOF, "")[:_LONGEST_PROOF]
 
 
@@ -489,36 +558,51 @@ def _parts(shown: str) -> tuple[str, str, str, str]:
 
 
 def identity(context: grpc.ServicerContext) -> Identity:
-    """Who the client of a call is, by its certificate.
+    """Returns the identity of a call's client, by its certificate.
 
     Raises:
-        PermissionDeniedError: the certificate names a role that is none.
+        PermissionDeniedError: The certificate names an unknown role, or several roles.
     """
     return identity_of(names(context))
 
 
 def names(context: grpc.ServicerContext) -> tuple[str, ...]:
-    """The names in the certificate of a call's client; none without one."""
+    """Returns the names in the certificate of a call's client.
+
+    Empty without a certificate.
+    """
     shown: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # its stubs are wrong
     found = shown.get("x509_subject_alternative_name") or shown.get("x509_common_name") or ()
     return tuple(roles.shown_to_people(name.decode(errors="backslashreplace") for name in found))
 
 
 def host_of(peer: str) -> str:
-    """The address in what grpc says of a peer, ``ipv4:1.2.3.4:567`` or ``ipv6:%5B::1%5D:567``."""
+    """Returns the address in gRPC's name of a peer.
+
+    Example:
+        >>> host_of("ipv4:1.2.3.4:567"), host_of("ipv6:%5B::1%5D:567")
+        ('1.2.3.4', '::1')
+    """
     return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D")
 
 
 def call(
     method: Callable[..., _T], request: Any, *, timeout: float | None, task: str, wait_for_ready: bool = False
 ) -> _T:
-    """Calls a stub method; gRPC's errors become ours.
+    """Calls a stub method, and raises gRPC's errors as ours.
+
+    Args:
+        method: Method of a stub.
+        request: Message to send.
+        timeout: Seconds for the call; None for no limit.
+        task: Name of the called task, for errors.
+        wait_for_ready: True to wait for a task to come up.
 
     Raises:
-        OpError: of the class that the code says, naming ``task`` unless the other side named another.
-        PermissionDeniedError: the server's certificate is not for that task, too.
-        CancelledError: this side has closed the channel, or the task has said so.
-        UnavailableError: no contact, also where the task's server stops meanwhile.
+        OpError: The error of the class of the code. Names ``task``, unless the server has named another task.
+        PermissionDeniedError: Also if the server's certificate is not for the task.
+        CancelledError: This side has closed the channel, or the task has sent the error.
+        UnavailableError: No contact, also if the task's server stops meanwhile.
     """
     try:
         return method(request, timeout=timeout, wait_for_ready=wait_for_ready)
@@ -527,7 +611,8 @@ def call(
     except (UnauthenticatedError, PermissionDeniedError, UnavailableError) as error:
         error.task = error.task or task
         raise
-    except ValueError as error:  # what grpc raises when another thread has closed the channel; only its text tells
+    except ValueError as error:
+        # gRPC raises ValueError after another thread has closed the channel. Only the text marks it.
         if "closed" not in str(error):
             raise
         raise CancelledError(f"the connection was closed: {error}", task=task) from None
@@ -537,10 +622,11 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     told = _texts(error.trailing_metadata())
     code, number = error.code().value[0], told.get(_TYPE, "")
     if number.isdecimal() and int(number) & 0xFF == code:
+        # The low byte of an error type's number is its gRPC code. A number with another code is not ours.
         code = int(number)
     text = error.details() or error.code().name
     if error.code() is grpc.StatusCode.CANCELLED and not number and text != _CLOSED_HERE:
-        # No task of ours has said so: gRPC says it of calls that come while their server stops.
+        # No task has sent this: gRPC reports it of calls that come while their server stops.
         return UnavailableError("its server has cut the call off", task=told.get(_TASK, task))
     if _TOO_LONG in text:
         text += f"; the limit request_bytes of the task (--limit_request_bytes, Server(limits=), {VARIABLE})"
@@ -556,7 +642,11 @@ _running = _Running()
 
 @contextlib.contextmanager
 def when_abandoned(action: Callable[[], None]) -> Iterator[None]:
-    """In a servicer method: has ``action`` called, from another thread, if the caller goes before the block ends."""
+    """Calls ``action`` if the caller goes before the block ends. For servicer methods.
+
+    Args:
+        action: Function to call, from another thread.
+    """
     inside = True
 
     def ended() -> None:
@@ -564,7 +654,8 @@ def when_abandoned(action: Callable[[], None]) -> Iterator[None]:
             action()
 
     if _running.context is not None and not _running.context.add_callback(ended):
-        action()  # gone already
+        # The caller has gone already.
+        action()
     try:
         yield
     finally:
@@ -572,12 +663,18 @@ def when_abandoned(action: Callable[[], None]) -> Iterator[None]:
 
 
 def peer() -> str:
-    """In a servicer method: the connection that the call came by, as gRPC names it; empty outside of one."""
+    """Returns gRPC's name of the connection of the running call.
+
+    Returns "" outside of a servicer method.
+    """
     return "" if _running.context is None else str(_running.context.peer())
 
 
 def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grpc.ServicerContext], _T]:
-    """Turns ``method(self, request)`` into a servicer method. The interceptor of the task ends a call that raises."""
+    """Turns ``method(self, request)`` into a servicer method.
+
+    The interceptor of the task ends a call that raises.
+    """
 
     @functools.wraps(method)
     def wrapped(self: Any, request: Any, context: grpc.ServicerContext) -> _T:
@@ -588,7 +685,10 @@ def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grp
 
 
 def abort(context: grpc.ServicerContext, error: OpError) -> NoReturn:
-    """Ends a call with an error that reaches the caller by name; raises what ends the call on this side."""
+    """Ends a call with an error, for the caller to receive by name.
+
+    Raises the exception of gRPC for the end of the call on this side.
+    """
     context.set_trailing_metadata(((_TASK, error.task), (_TYPE, str(wire_code(error)))))
     code = next(c for c in grpc.StatusCode if c.value[0] == error.code)
     context.abort(code, error.message)
@@ -596,5 +696,8 @@ def abort(context: grpc.ServicerContext, error: OpError) -> NoReturn:
 
 
 def caller() -> Identity:
-    """In a servicer method: who its client is, by its certificate; ANYBODY without one."""
+    """Returns the identity of the running call's client, by its certificate.
+
+    Returns ANYBODY outside of a servicer method, and for a client without a certificate.
+    """
     return ANYBODY if _running.context is None else identity(_running.context)

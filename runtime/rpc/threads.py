@@ -1,4 +1,7 @@
-"""Threads for the calls of the control plane: as many as there are calls, so that those that wait hold up nobody."""
+"""Threads for the calls of the control plane, a thread for each call.
+
+So a waiting call holds up no other call.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,22 @@ from typing import Any
 from absl import logging
 
 IDLE_SECS = 10.0
-"""How long a thread without a call is kept for the next one."""
+"""Seconds for which a thread without a call is kept for the next one."""
 
 
 class CallThreads(futures.ThreadPoolExecutor):
     """An executor for gRPC's server, without a bound unless one is given.
 
-    A step of a client elsewhere may wait for another step (a queue that is full), and a session for a task that is not
-    there yet. With a bound, waits that reach it would keep out the very call that ends them: ``runtime.server.pools``
-    counts and refuses them instead. Idle threads are used again and end after a while. Unlike those of
-    ``ThreadPoolExecutor``, which gRPC wants it to be, they do not keep the process alive, and serve until it has ended.
+    A step of a client in another process may wait for another step (at a full queue), and a session for a task to come
+    up. With a bound, such waits could keep out the very call that ends them. Instead ``runtime.server.pools`` counts
+    waiting calls, and refuses those beyond a limit.
+
+    Idle threads are used again and end after ``IDLE_SECS``. gRPC requires a ``ThreadPoolExecutor``. Unlike the threads
+    of the base class, these do not keep the process alive, and serve until its end.
 
     Args:
-        name: of the threads.
-        most: threads at once. A call beyond them waits for one; right for calls that wait for nothing.
+        name: Name of the threads.
+        most: Most threads at once. Further calls wait for a thread, so a bound is right only for calls without waits.
     """
 
     def __init__(self, name: str, most: float = math.inf) -> None:
@@ -33,15 +38,21 @@ class CallThreads(futures.ThreadPoolExecutor):
         self._name = name
         self._most = most
         self._count = 0
+        # Guards the queue and both counts. `_count` is the number of all threads, `_idle` of those that wait for a
+        # call.
         self._changed = threading.Condition()
         self._waiting: deque[tuple[futures.Future[Any], Callable[[], Any]]] = deque()
         self._idle = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        """Runs a call on a thread that has nothing to do, or on a new one; never waits and never raises."""
+        """Runs a call on an idle thread or a new thread.
+
+        Never waits and never raises.
+        """
         future: futures.Future[Any] = futures.Future()
         with self._changed:
             self._waiting.append((future, lambda: fn(*args, **kwargs)))
+            # Each call in the queue, this call included, has an idle thread.
             if self._idle >= len(self._waiting):
                 self._changed.notify()
                 return future
@@ -50,7 +61,8 @@ class CallThreads(futures.ThreadPoolExecutor):
             self._count += 1
         try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        except RuntimeError as error:  # a limit of the system; the next thread that is free takes the call
+        except RuntimeError as error:
+            # The system has no thread left. The next thread that is free takes the call.
             with self._changed:
                 self._count -= 1
             logging.error("No thread for a call of the control plane, which waits for one: %s", error)
@@ -65,7 +77,8 @@ class CallThreads(futures.ThreadPoolExecutor):
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            del taken, future, call  # what they hold must not live until the next call comes
+            # The objects of a call must not live until the next call comes.
+            del taken, future, call
 
     def _take(self) -> tuple[futures.Future[Any], Callable[[], Any]] | None:
         with self._changed:

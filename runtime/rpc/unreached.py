@@ -1,4 +1,7 @@
-"""Why a task is not reached, in words that say what to look at: gRPC's own texts are about its inner parts."""
+"""The reason why a task is not reached, in words for its user.
+
+gRPC's own texts are about its inner parts.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,19 @@ _WHY: Sequence[tuple[str, str]] = (
     (r"SSL|TLS|[Cc]ertificate|[Hh]andshake", "the two do not agree on TLS: give all tasks the same certificates"),
     (r"timed? ?out|Timeout", "no answer: the host is down, or a firewall is between"),
 )
-"""What gRPC says (a pattern), and what that means to somebody who started the task. The first that is found counts."""
+"""Patterns of gRPC's texts, and their meaning for the person who started the task. The first match counts."""
 
 
 def why_not(error: OpError) -> str:
-    """Why the task that a call was made to is not reached.
+    """Returns the reason why a called task is not reached.
 
     Args:
-        error: what the call raised. What the task itself has said, and what gRPC says that is not known here, is given
-            as it is.
+        error: Error of the call. A text of the task itself, or an unknown text of gRPC, is returned unchanged.
+
+    Example:
+        >>> from runtime.errors import UnavailableError
+        >>> why_not(UnavailableError("connect: No route to host"))
+        'no route to that host from here'
     """
     for pattern, meaning in _WHY:
         if re.search(pattern, error.message):

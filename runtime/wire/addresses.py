@@ -1,7 +1,7 @@
-"""Connecting to a host that may have several addresses: all of them have a chance, whichever swallows packets.
+"""Connections to a host with several addresses, some of which may swallow packets.
 
 A name may stand for an IPv6 address whose route leads nowhere and an IPv4 address that works, or for the hosts of
-yesterday and of today. So the next address is tried beside one that keeps us waiting (RFC 8305, "Happy Eyeballs").
+yesterday and of today. So the next address is tried beside one that does not answer (RFC 8305, "Happy Eyeballs").
 """
 
 import errno
@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 STAGGER_SECS: Final = 0.25
-"""How long an address is waited for before the next one is tried beside it."""
+"""Seconds to wait for an address before the next one is tried beside it."""
 
 
 class Address(NamedTuple):
-    """What ``socket.socket`` and ``connect`` take."""
+    """The arguments of ``socket.socket`` and ``connect`` for one address."""
 
     family: int
     kind: int
@@ -28,34 +28,45 @@ class Address(NamedTuple):
 
 
 def settled(host: str) -> str:
-    """The address that "localhost" means here, whatever the system thinks; other hosts as they are.
+    """Returns 127.0.0.1 for "localhost", and any other host unchanged.
 
-    Servers at "localhost" listen at this one. At another that the name may stand for, anybody could.
+    Servers at "localhost" listen at 127.0.0.1. The system may know other addresses by the name, where any process
+    could listen.
+
+    Example:
+        >>> settled("localhost"), settled("ps0.example")
+        ('127.0.0.1', 'ps0.example')
     """
     return "127.0.0.1" if host == "localhost" else host
 
 
 _lock = threading.Lock()
 _pending: dict[tuple[str, int], "Future[list[Address]]"] = {}
-"""The look-ups under way. Nothing ends one, so that everybody who asks meanwhile waits for the same."""
+"""The look-ups under way, guarded by `_lock`. Nothing ends a look-up, so threads that ask meanwhile wait for the same.
+"""
 
 
 def look_up(host: str, port: int, deadline: float) -> list[Address]:
-    """The addresses of a host, in the order in which the system would try them.
+    """Returns the addresses of a host, in the order of the system.
 
     Args:
-        host: name, or address without brackets.
+        host: Name, or address without brackets.
         port: TCP port.
         deadline: ``time.monotonic()`` at which to give up.
 
     Raises:
-        TimeoutError: the name servers did not answer in time.
-        OSError: the name has no address.
+        TimeoutError: The name servers did not answer in time.
+        OSError: The name has no address.
+
+    Example:
+        >>> [address.sockaddr for address in look_up("127.0.0.1", 2222, deadline=0.0)]
+        [('127.0.0.1', 2222)]
     """
     try:
         return _resolve(host, port, socket.AI_NUMERICHOST)
     except socket.gaierror:
-        pass  # a name
+        # The host is a name.
+        pass
     key = (host, port)
     with _lock:
         answer = _pending.get(key)
@@ -95,21 +106,21 @@ def connect(
     deadline: float,
     adopt: Callable[[socket.socket], None],
 ) -> socket.socket:
-    """Connects to whichever of a host's addresses answers first.
+    """Connects to the first address of a host that answers.
 
     Args:
-        addresses: where; one after the other is tried, each beside those before it.
-        make: makes a socket for an address.
+        addresses: Addresses to try in turn, each beside those before it.
+        make: Function that makes a socket for an address.
         deadline: ``time.monotonic()`` at which to give up.
-        adopt: is given every new socket, the newest again after every wait, and the connected one at the end; it raises
-            to end this. Whoever has it may interrupt it from another thread.
+        adopt: Function called with every new socket, with the newest again after every wait, and with the connected
+            one at the end. Raises to end the attempt. Another thread may interrupt the socket of the last call.
 
     Returns:
-        The connected socket, which does not block. The others are closed; on failure all but the one adopted last.
+        The connected socket, which does not block. The others are closed; after a failure all but the last adopted.
 
     Raises:
-        ConnectionRefusedError: nobody listens at one of them, and the others are no better.
-        OSError: the last trouble, a TimeoutError when there was none but silence.
+        ConnectionRefusedError: No process listens at an address, and no other address connects.
+        OSError: The last failure; a TimeoutError after nothing but silence.
     """
     left = list(reversed(addresses))
     made: list[socket.socket] = []
@@ -123,6 +134,7 @@ def connect(
             now = time.monotonic()
             if now >= deadline:
                 break
+            # The next address has its turn after `STAGGER_SECS`, or at once if no attempt is under way.
             if left and (now >= next_at or not waiting):
                 address = left.pop()
                 adopted = make(address)
@@ -147,7 +159,9 @@ def connect(
                     return sock
                 failures.append(_error(code))
             assert adopted is not None
-            adopt(adopted)  # raises if that is what interrupted it
+            # Raises if another thread has interrupted the socket, which ended the wait.
+            adopt(adopted)
+        # A refusal says more than a timeout: the host is there, and the task is not.
         refused = [failure for failure in failures if isinstance(failure, ConnectionRefusedError)]
         raise (refused or failures or [TimeoutError("timed out")])[-1]
     finally:
@@ -157,4 +171,5 @@ def connect(
 
 
 def _error(code: int) -> OSError:
-    return OSError(code, os.strerror(code))  # of the class that the code says
+    # OSError makes an error of the class of the code, such as ConnectionRefusedError.
+    return OSError(code, os.strerror(code))

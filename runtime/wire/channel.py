@@ -1,14 +1,16 @@
-"""The client side of one connection: a lane, on which at most one call is under way.
+"""The client side of one connection: a lane with at most one call under way.
 
-Sending and receiving are separate, so that one thread can send to every ps before it waits for the first reply.
+`Peer` opens the lanes. Sending and receiving are separate, so a thread can send to every ps before waiting for the
+first reply.
 
-Exactly once. A lane has an id (client, lane number) and every call on it a sequence number. When the connection
-breaks, the lane connects again, says hello with its id and sends the same call again; the server remembers the
-last call that had an effect and answers instead of running it twice. A server that lost that memory (another
-incarnation) means `AbortedError`.
+A call runs exactly once. A lane has an id (client and lane number), and each call has a sequence number. After a break
+the lane connects again, says hello with the same id, and sends the same call again. The server remembers the last call
+with an effect, and answers a repeated call from memory. A server of another incarnation has lost the memory, so the
+call raises `AbortedError`.
 
-A call that may wait is given up, at its time limit or by `cancel`, by closing the sending side alone: the task ends the
-wait and says so, or its answer was on the way, and then it is taken. So what a task gives away somebody gets.
+A call with `waits` is given up, at its deadline or by `cancel`, by closing only the sending side. The task then ends
+the wait and says so, unless an answer is already on the way. The lane takes such an answer, so no element handed out
+by the task is lost.
 """
 
 import contextlib
@@ -48,26 +50,30 @@ from runtime.wire.dial import Dialer
 from runtime.wire.endpoint import Endpoint
 
 _MAX_BREAKS = 32
-"""After so many breaks in a row, none of them of a connection that had lived for a while, a call gives up."""
+"""Most breaks in a row during one call. With one more, the call gives up."""
 _STEADY_SECS = 1.0
-"""For how long a connection must have lived for the breaks before it not to count any more."""
+"""Seconds that a connection must have lived for the breaks before it not to count."""
 _LISTEN_SECS = 0.1
+"""Seconds between two looks at the deadline while a call that was given up listens for its answer."""
 _PING = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 
 
 class Lane:
-    """One connection to a task. One thread at a time uses it; `cancel` and `interrupt` are for others.
+    """A connection to a task, for one call at a time.
+
+    One thread at a time uses a lane. Other threads may only call `cancel` and `interrupt`.
 
     Attributes:
-        task: the peer, such as "/job:ps/task:0".
-        number: of the lane within its client.
-        incarnation: of the server that the lane was opened against; 0 before `open`.
-        progress: grows while bytes move.
+        task: Name of the peer, such as "/job:ps/task:0".
+        number: Number of the lane within its client.
+        incarnation: Incarnation of the server, chosen by `open`; 0 before. Later connections to another incarnation
+            raise AbortedError.
+        progress: Counter that grows while the bytes of a long transfer move.
         connected_at: `time.monotonic()` of the newest connection.
     """
 
     def __init__(self, dialer: Dialer, number: int) -> None:
-        """Makes a lane that is not connected; `Peer.acquire` gives connected ones."""
+        """Makes a lane without a connection; `Peer.acquire` returns connected lanes."""
         self.task = dialer.task
         self.number = number
         self.incarnation = 0
@@ -76,48 +82,61 @@ class Lane:
         self._dialer = dialer
         self._options = dialer.options
         self._max_payload = dialer.options.max_payload_bytes
+        # The connection. While `_sock` is None, `_sendmsg` and `_recvmsg_into` raise ConnectionResetError.
         self._endpoint: Endpoint | None = None
         self._attempt = 0
         self._sock: socket.socket | None = None
-        self._sock_lock = threading.Lock()  # closing and interrupting only: a closed descriptor may be another's
+        # Guards `_sock` against an interrupt after a close, when the descriptor may belong to another socket.
+        self._sock_lock = threading.Lock()
         self._sendmsg: Callable[[Segments], int] = _not_connected
         self._recvmsg_into: Callable[[Sequence[Any]], Any] = _not_connected
         self._tick_secs = sockets.TICK_SECS
+        # The call under way, or None in `_pending`. Its buffers stay until the reply, to be sent again after a break.
         self._head = bytearray(frames.HEADER_BYTES)
         self._seq = 0
         self._pending: Segments | None = None
         self._pending_bytes = 0
         self._pending_handle = 0
+        # The start of the wait under way and the time of its next log line; 0.0 before its first tick.
         self._since = self._log_at = 0.0
         self._deadline: float | None = None
+        # `_given_up` is the error that ends the call unless its answer still comes. Set once at most, and only for a
+        # call with `_waits`: the lane closes after the call.
         self._waits = self._sending = False
         self._given_up: OpError | None = None
+        # The trouble with the connection, for the next `receive` or `answered` to mend. None while the connection
+        # works.
         self._fault: Exception | None = None
         self._breaks = 0
         self._had_goodbye = False
+        # True from `close` until the next `open`.
         self._broken = False
         self._cancelled = threading.Event()
 
     @property
     def usable(self) -> bool:
-        """Whether a next call can be sent: nothing under way, not broken, not cancelled."""
+        """True while the lane can send a call.
+
+        No call is under way, and the lane is neither broken nor cancelled.
+        """
         return self._pending is None and not self._broken and not self._cancelled.is_set()
 
     def fileno(self) -> int:
-        """The connection's file descriptor, to wait for an answer with; -1 when the connection is broken."""
+        """Returns the file descriptor for a poll; -1 without a connection."""
         sock = self._sock
         return -1 if sock is None or self._fault is not None else sock.fileno()
 
     def open(self, deadline: float | None = None) -> None:
-        """Connects for the first time, or anew after `close`: to whichever life of the task there is.
+        """Connects to the current incarnation of the task, at first or after `close`.
 
         Args:
             deadline: `time.monotonic()` at which to give up.
 
         Raises:
-            UnavailableError: the task is gone, or silent for `reconnect_secs`.
-            UnauthenticatedError: wrong token or certificate.
-            DeadlineExceededError, CancelledError: as they say.
+            UnavailableError: The task is gone, or silent for `reconnect_secs`.
+            UnauthenticatedError: The token or a certificate is wrong.
+            DeadlineExceededError: The deadline has passed.
+            CancelledError: `cancel` was called.
         """
         self._deadline, self._endpoint = deadline, None
         self._broken, self.incarnation, self._breaks = False, 0, 0
@@ -137,22 +156,24 @@ class Lane:
         deadline: float | None = None,
         waits: bool = False,
     ) -> None:
-        """Sends a call. The buffers must not change until `receive` has returned: they may be sent again.
+        """Sends a call, whose reply `receive` returns.
 
-        Trouble with the network is not raised here but by `receive`, so that a caller can send to all peers first.
+        The buffers must not change before `receive` returns: the lane may send them again. Network errors are kept for
+        `receive`, so a caller can send to all peers first.
 
         Args:
-            handle: what to call, u32.
-            step: number of the step, u64.
-            buffers: the input tensors in the order of the handle's layout, or any tensors with `dynamic`.
-            dynamic: send shapes and dtypes along; strings are allowed.
-            deadline: `time.monotonic()` at which this call gives up; None waits as long as the peer lives.
-            waits: the task may let it wait for others. What it gives then must not be lost to one that gives up.
+            handle: Handle to call, u32.
+            step: Number of the step, u64.
+            buffers: Input tensors in the order of the handle's layout; any tensors with `dynamic`.
+            dynamic: True to send shapes and dtypes along, which allows strings.
+            deadline: `time.monotonic()` at which the call gives up; None waits as long as the peer lives.
+            waits: True if the task may hold the call back for other calls. An answer to such a call is not lost when
+                the caller gives up.
 
         Raises:
-            FailedPreconditionError: the lane is broken, or its last call was not received.
-            InvalidArgumentError: a string array without `dynamic`, or a dtype that tensors cannot have.
-            ResourceExhaustedError: the payload describes itself and is over `max_payload_bytes`.
+            FailedPreconditionError: The lane is broken, or the reply of its last call was not received.
+            InvalidArgumentError: An array holds strings without `dynamic`, or has a dtype that tensors cannot have.
+            ResourceExhaustedError: A self-describing payload is over `max_payload_bytes`.
         """
         if self._pending is not None:
             raise FailedPreconditionError("a call is under way on this lane; receive its reply first", task=self.task)
@@ -175,24 +196,24 @@ class Lane:
             self._fault = error
 
     def receive(self, layout: Layout | None, out: TensorBuffer | None = None) -> list[Array]:
-        """Waits for the reply of the call that was sent.
+        """Waits for the reply of the call under way.
 
         Args:
-            layout: of the reply; None if the handle replies with tensors that describe themselves.
-            out: memory for the reply, of the same layout; None takes fresh memory. Its contents are arbitrary
-                when an error is raised.
+            layout: Layout of the reply; None for self-describing tensors.
+            out: Memory for the reply, of the same layout; None allocates fresh memory. Its contents are arbitrary
+                after an error.
 
         Returns:
-            The tensors, views of `out` or of the fresh memory.
+            The tensors, as views of `out` or of the fresh memory.
 
         Raises:
-            OpError: the error of the handler, with the code and message that it had; the lane stays usable.
-            UnavailableError: the task is gone, or was silent for `reconnect_secs`; names it.
-            AbortedError: the task restarted and lost its state.
-            DeadlineExceededError: the deadline of the call has passed.
+            OpError: The error of the handler, with its code and message. The lane stays usable.
+            UnavailableError: The task is gone, or was silent for `reconnect_secs`. The error names the task.
+            AbortedError: The task restarted and lost its state.
+            DeadlineExceededError: The deadline of the call has passed.
             CancelledError: `cancel` was called.
-            FailedPreconditionError: no call is under way.
-            InternalError: the reply is not what `layout` says.
+            FailedPreconditionError: No call is under way.
+            InternalError: The reply does not match `layout`.
         """
         if self._pending is None:
             raise FailedPreconditionError("no call is under way on this lane; send one first", task=self.task)
@@ -207,12 +228,14 @@ class Lane:
                     except OSError as error:
                         self._fault = error
                 self._send_again()
-        except BaseException:  # KeyboardInterrupt too: what the connection carries next is not known
+        except BaseException:
+            # Also after KeyboardInterrupt: nobody knows what the connection carries next.
             self.close()
             raise
         self._pending = None
         self._breaks = 0
-        if self._given_up is not None:  # and answered all the same
+        # The call was given up and answered all the same. Any answer but a cancellation counts.
+        if self._given_up is not None:
             self.close()
             if isinstance(answer, CancelledError):
                 raise self._given_up
@@ -221,13 +244,13 @@ class Lane:
         return answer
 
     def answered(self) -> bool:
-        """Whether the reply of the call under way has begun to come. For who waits for the replies of several lanes.
+        """Returns True if the awaited reply has begun to arrive.
 
-        Sends the call again first where the connection has broken, as `receive` does, and does not wait for the reply.
-        With TLS only a part of it may have come that says nothing yet.
+        For callers with calls under way on several lanes. Sends the call again after a break, as `receive` does, but
+        never waits for the reply. With TLS the first bytes may be an incomplete record, so a `receive` may still wait.
 
         Raises:
-            OpError: as `receive`, when there is no connection to be had.
+            OpError: No connection can be made; the errors of `receive`.
         """
         try:
             while True:
@@ -253,19 +276,19 @@ class Lane:
         deadline: float | None = None,
         waits: bool = False,
     ) -> list[Array]:
-        """Sends and receives; see both."""
+        """Sends a call and returns the reply; see `send` and `receive`."""
         self.send(handle, step, buffers, dynamic=dynamic, deadline=deadline, waits=waits)
         return self.receive(layout, out)
 
     def ping(self, deadline: float) -> None:
-        """Sends a ping and waits for its answer.
+        """Sends a ping and waits for the answer.
 
         Args:
             deadline: `time.monotonic()` at which to give up.
 
         Raises:
-            UnavailableError: the task has restarted, or has forgotten the lane, too.
-            OpError: as `receive`.
+            UnavailableError: The task is gone or silent, has restarted, or has forgotten the lane.
+            OpError: The other errors of `receive`.
         """
         self._pending, self._pending_bytes, self._deadline, self._since = [_PING], len(_PING), deadline, 0.0
         try:
@@ -278,15 +301,20 @@ class Lane:
             raise UnavailableError(error.message, task=self.task) from error
 
     def limit(self, deadline: float) -> None:
-        """Gives the call under way another deadline, `time.monotonic()`. For the thread that uses the lane."""
+        """Changes the deadline of the call under way. Only for the thread of the lane.
+
+        Args:
+            deadline: `time.monotonic()` at which the call gives up.
+        """
         self._deadline = deadline
         if self._pending is not None:
             self._set_tick(min(max(deadline - time.monotonic(), 0.001), sockets.TICK_SECS))
 
     def cancel(self) -> None:
-        """Makes a call that is under way raise CancelledError, from any thread; the lane is of no use afterwards.
+        """Makes the call under way raise CancelledError, from any thread.
 
-        A call that may wait is given up: it ends with the answer of the task, or without after a second.
+        The lane is of no use afterwards. A call with `waits` is given up: the call ends with the answer of the task,
+        or without an answer after a tick and `LAST_WORD_SECS`.
         """
         self._cancelled.set()
         with self._sock_lock:
@@ -295,17 +323,19 @@ class Lane:
                 (sockets.half_close if listens else sockets.interrupt)(self._sock)
 
     def interrupt(self) -> None:
-        """Cuts the connection, from any thread; a call that is under way connects again."""
+        """Cuts the connection, from any thread. A call under way connects again."""
         with self._sock_lock:
             if self._sock is not None:
                 sockets.interrupt(self._sock)
 
     def close(self, *, goodbye: bool = False, whole_client: bool = False) -> bool:
-        """Closes the connection; the lane cannot be used before another `open`. For the thread that uses the lane.
+        """Closes the connection and the lane. Only for the thread of the lane.
+
+        Only `open` makes the lane usable again.
 
         Args:
-            goodbye: tell the server that it can forget the lane now instead of after a while.
-            whole_client: with the goodbye, that no other lane of this client will come either.
+            goodbye: True to let the server forget the lane now, and not after a while.
+            whole_client: True to say with the goodbye that the client leaves with all its lanes.
 
         Returns:
             True if the goodbye was sent.
@@ -316,13 +346,17 @@ class Lane:
         self._fault = None
         sock = self._sock
         if goodbye and sock is not None and not self._cancelled.is_set():
-            with contextlib.suppress(OSError):  # it forgets by itself, later
+            # A server without the goodbye forgets the lane by itself, later.
+            with contextlib.suppress(OSError):
                 sent = sock.send(frames.CLIENT_LEAVES if whole_client else frames.LEAVES) > 0
         self._drop_socket()
         return sent
 
     def stalled(self) -> None:
-        """Looks at the deadline after a tick without a byte, and logs every 10 s for whom the call waits."""
+        """Handles a tick without a byte.
+
+        Gives the call up after `cancel` or its deadline, and logs a long wait.
+        """
         now = time.monotonic()
         if self._given_up is None and self._cancelled.is_set():
             self._give_up(CancelledError("the call was cancelled", task=self.task))
@@ -340,20 +374,28 @@ class Lane:
             self._give_up(DeadlineExceededError(f"at {self._endpoint}: {text}", task=self.task))
 
     def _give_up(self, error: OpError) -> None:
-        # A call that may wait listens for the last word of the task, then ends with `error`; another ends now.
+        # A call that does not wait ends now. So does a half-sent call: the task has not begun it.
         if not self._waits or self._sending:
             raise error
+        # The task may have answered already. So the lane listens for a while before the call ends with `error`.
         self._given_up = error
         self._deadline = time.monotonic() + timeouts.LAST_WORD_SECS
         self._set_tick(_LISTEN_SECS)
         with self._sock_lock:
             if self._sock is not None:
-                with contextlib.suppress(OSError):  # it forgets the lane by itself, later
+                # A server without the goodbye forgets the lane by itself, later.
+                with contextlib.suppress(OSError):
                     self._sock.send(frames.LEAVES)
                 sockets.half_close(self._sock)
 
     def _log_wait(self, now: float, since: float, what: str) -> float:
-        # Says every 10 s for what a call waits, which it does since then unless it did before; gives for how long.
+        """Returns the seconds waited so far, and logs a long wait.
+
+        Args:
+            now: `time.monotonic()`.
+            since: Start of the wait; used by the first call of a wait only.
+            what: Event that the call waits for, such as "be reached".
+        """
         if not self._since:
             self._since, self._log_at = since, since + timeouts.LOG_EVERY_SECS
         waited = now - self._since
@@ -369,7 +411,8 @@ class Lane:
         if deadline is not None:
             left = deadline - time.monotonic()
             if left <= 0 and self._waits:
-                left = _LISTEN_SECS  # the task must have read the call when it is told that nobody waits
+                # The deadline has passed. The task must still read the call before the goodbye that gives the call up.
+                left = _LISTEN_SECS
             self._set_tick(min(max(left, 0.001), sockets.TICK_SECS))
         elif self._tick_secs != sockets.TICK_SECS:
             self._set_tick(sockets.TICK_SECS)
@@ -377,9 +420,11 @@ class Lane:
         if len(segments) <= sockets.MAX_IOV:
             try:
                 sent = self._sendmsg(segments)
-            except ValueError:  # numpy: not contiguous, found before anything was sent
+            except ValueError:
+                # numpy refuses an array that is not contiguous, before anything is sent.
                 segments = self._pending = [sockets.byte_view(segment) for segment in segments]
             except BlockingIOError:
+                # A tick has passed: the peer does not read. `send_rest` continues.
                 sent = 0
         if sent != total:
             assert self._sock is not None
@@ -393,6 +438,7 @@ class Lane:
         sock = self._sock
         assert sock is not None
         head = self._head
+        # One system call receives the header and the payload, or its first bytes if its length is unknown.
         if layout is None:
             window = memoryview(bytearray(256))
         else:
@@ -413,6 +459,7 @@ class Lane:
         fields = frames.unpack_header(head)
         magic, kind, flags, _, seq, _, length = fields
         count -= frames.HEADER_BYTES
+        # The usual case: a reply of the expected layout, already in its place.
         if (
             out is not None
             and kind == frames.REPLY
@@ -433,7 +480,7 @@ class Lane:
         layout: Layout | None,
         start: memoryview,
     ) -> list[Array] | OpError:
-        # Everything but a reply of fixed layout. `start` is what has been read of the payload.
+        # Handles every frame but a reply of a fixed layout. `start` holds the received bytes of the payload.
         _, kind, flags, _, seq, _, length = fields
         try:
             frames.check_header(fields, length if kind == frames.REPLY else frames.MAX_CONTROL_BYTES)
@@ -442,8 +489,9 @@ class Lane:
             raise
         if kind == frames.GOODBYE:
             raise self._farewell()
+        # The server has left since it sent this frame: its goodbye came in the same read.
         if len(start) == length + frames.HEADER_BYTES and start[length:] == frames.LEAVES:
-            start = start[:length]  # the server has left since it sent this
+            start = start[:length]
             self._had_goodbye = True
         if kind == frames.PONG:
             return []
@@ -458,7 +506,8 @@ class Lane:
             )
         try:
             data = aligned_buffer(length)
-        except (MemoryError, ValueError) as error:  # it was asked for, so it has no limit but this
+        except (MemoryError, ValueError) as error:
+            # A reply has no limit but the memory, because the client asked for it.
             raise ResourceExhaustedError(f"no memory for a reply of {length} bytes: {error}", task=self.task) from None
         window = data.data
         window[: len(start)] = start
@@ -468,7 +517,7 @@ class Lane:
         return decode_dynamic(data)
 
     def _send_again(self) -> None:
-        # After a fault: the call goes over another connection, unless it has ended.
+        # After a fault the call goes over another connection, unless the call has ended.
         if isinstance(self._fault, OpError):
             raise self._fault
         if self._given_up is not None:
@@ -476,10 +525,11 @@ class Lane:
         self._recover()
 
     def _recover(self) -> None:
-        # Connects (again) until it works or the task is surely gone, then sends the pending call (again).
+        # Connects until it works or the task is surely gone, then sends the call under way again.
         started = time.monotonic()
         limit = started + self._options.reconnect_secs
         backoff = min(timeouts.LAST_BACKOFF_SECS, timeouts.FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
+        # Only breaks during a call count, and only those of short-lived connections in a row.
         if self._pending is not None and self.incarnation:
             self._breaks = 1 if started - self.connected_at >= _STEADY_SECS else self._breaks + 1
         if self._breaks > _MAX_BREAKS:
@@ -487,8 +537,10 @@ class Lane:
                 f"the connection broke {self._breaks} times in a row during one call", task=self.task
             )
         reason: Exception | None = self._fault
-        stale = False  # the task may have moved
-        pause = self._breaks > 1  # not the first time: do not run in circles
+        # True after a refused connection: the task may have moved, so its endpoint is asked for again.
+        stale = False
+        # The first attempt after a break comes at once. After more breaks each attempt waits, so as not to spin.
+        pause = self._breaks > 1
         if self._pending is not None and self.has_left():
             raise self._farewell()
         while True:
@@ -507,7 +559,8 @@ class Lane:
                     self._endpoint = self._dialer.endpoint(self._endpoint, timeout)
                 if self._connect(self._endpoint, timeout):
                     return
-            except DeadlineExceededError as error:  # where the task is nobody says: silent, not gone
+            except DeadlineExceededError as error:
+                # Nobody has told the endpoint in time: the task is silent, and not known to be gone.
                 reason = error
             except OpError:
                 raise
@@ -516,7 +569,10 @@ class Lane:
                 stale = isinstance(error, ConnectionRefusedError)
 
     def has_left(self) -> bool:
-        """Returns True if the last that came is the server's goodbye, which nobody has read yet."""
+        """Returns True if the server's goodbye is the last frame received.
+
+        Reads and drops the bytes that have arrived. So no answer may be expected on the connection.
+        """
         with self._sock_lock:
             if self._sock is None:
                 return False
@@ -534,15 +590,18 @@ class Lane:
                 raise AbortedError("restarted during the session, its state is gone", task=self.task)
             if not resumed:
                 raise AbortedError("forgot this lane, so the call cannot be known to run once", task=self.task)
-        elif incarnation != endpoint.incarnation:  # it restarted since somebody asked where it is
+        elif incarnation != endpoint.incarnation:
+            # The task restarted after its endpoint was asked for.
             self._endpoint = self._dialer.endpoint(endpoint, timeout)
             return False
+        # The new socket has no tick yet, so `_set_tick` must set one.
         self._tick_secs = 0.0
         self._set_tick(sockets.TICK_SECS)
         self.incarnation = incarnation
         self.connected_at = time.monotonic()
         self._fault = None
         if isinstance(sock, ssl.SSLSocket):
+            # TLS has neither sendmsg nor recvmsg_into: `send_rest` sends all, and the header arrives alone.
             self._sendmsg = _nothing_sent
             self._recvmsg_into = lambda buffers: (sock.recv_into(buffers[0]),)
         else:
@@ -565,7 +624,8 @@ class Lane:
             )
 
     def _last_attempt(self) -> float:
-        # A wait may have been answered as the connection broke: that is worth another look after its deadline.
+        # The answer to a wait may have been lost with the connection, and be kept for a repeated call. So a wait
+        # connects for a little longer than its deadline.
         late = timeouts.LAST_WORD_SECS if self._waits and self._pending is not None else 0.0
         return math.inf if self._deadline is None else self._deadline + late
 
@@ -594,4 +654,5 @@ def _not_connected(_: object) -> Any:
 
 
 def _nothing_sent(_: object) -> int:
-    return 0  # TLS has no sendmsg: everything goes the slow way
+    # TLS has no sendmsg: `send_rest` sends everything.
+    return 0

@@ -1,14 +1,14 @@
-"""Tensors as bytes: fixed layouts that are read in place, and a self-describing form for everything else.
+"""Tensors as bytes: fixed layouts that are read in place, and a self-describing form for all else.
 
-A payload is a row of tensors, each at an offset that is a multiple of 64 bytes, so that XLA can use them where
-they were received. With a `Layout` both ends know the offsets beforehand and nothing but the elements is sent.
-The dynamic form starts with a table (little-endian)::
+A payload is a row of tensors, each at an offset that is a multiple of 64 bytes. So XLA can use the tensors where they
+were received. With a `Layout` both ends know the offsets beforehand, and only the elements are sent. The dynamic form
+starts with a table (little-endian)::
 
     "BWD1"  count:u32  { name_length:u8 name ndim:u8 dim:u64*ndim nbytes:u64 } * count
 
-and then carries every tensor's bytes, each again at a multiple of 64 from the start of the payload. A string
-tensor's bytes are the u64 lengths of its elements followed by the elements. Nothing is ever pickled, and every
-length is checked against the bytes that are there before anything is allocated or read.
+The bytes of the tensors follow, each tensor again at a multiple of 64 from the start of the payload. The bytes of a
+string tensor are the u64 lengths of its elements, then the elements. Nothing is ever pickled. Every length is checked
+against the bytes present before anything is allocated or read.
 """
 
 import math
@@ -43,21 +43,26 @@ _HEAD: Final = struct.Struct("<4sI")
 
 
 class Layout:
-    """Where each tensor of a fixed row of tensors lies in a payload.
+    """The places of a fixed row of tensors in a payload.
 
     Attributes:
-        specs: shape and dtype of each tensor.
-        offsets: byte offset of each, a multiple of 64.
-        nbytes: length of the payload; there is no padding after the last tensor.
+        specs: Shape and dtype of each tensor.
+        offsets: Byte offset of each tensor, a multiple of 64.
+        nbytes: Length of the payload in bytes, without padding after the last tensor.
+
+    Example:
+        >>> layout = Layout([TensorSpec((3,), np.dtype("float32")), TensorSpec((), np.dtype("int64"))])
+        >>> layout.offsets, layout.nbytes
+        ((0, 64), 72)
     """
 
     __slots__ = ("_places", "nbytes", "offsets", "specs")
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        """Lays the tensors out one after the other.
+        """Lays the tensors out in order.
 
         Raises:
-            InvalidArgumentError: one is a string tensor; those need the dynamic form.
+            InvalidArgumentError: A tensor holds strings, which need the dynamic form.
         """
         self.specs = tuple(specs)
         offsets = []
@@ -73,37 +78,37 @@ class Layout:
         self._places = [(spec.shape, spec.dtype, start) for spec, start in zip(self.specs, offsets, strict=True)]
 
     def __repr__(self) -> str:
-        """The tensors and the total, for messages."""
+        """Returns the tensors and the total, for messages."""
         return f"Layout({', '.join(map(str, self.specs))}; {self.nbytes} bytes)"
 
     def views(self, buffer: Buffer, base: int = 0) -> list[Array]:
-        """The tensors as arrays over `buffer`, without copying.
+        """Returns the tensors as arrays over `buffer`, without a copy.
 
         Args:
-            buffer: at least `base + nbytes` bytes; arrays over read-only memory are read-only.
-            base: where in the buffer the payload starts.
+            buffer: At least `base + nbytes` bytes. Arrays over read-only memory are read-only.
+            base: Offset of the payload in the buffer, in bytes.
         """
         return [np.ndarray(shape, dtype, buffer, base + start) for shape, dtype, start in self._places]
 
 
 class TensorBuffer:
-    """Aligned memory for one payload of a fixed layout, with the arrays over it made once.
+    """Aligned memory for a payload of a fixed layout, with its arrays.
 
-    Handing the same one to every `Lane.receive` of a call saves the allocation, the page faults and the making
-    of the arrays. The arrays change with every receive, so reuse it only when nobody reads the last values:
-    `jax.device_put` keeps such memory without copying, for as long as the JAX array lives.
+    A caller with one buffer for every `Lane.receive` of a call saves the allocation, the page faults and the making of
+    the arrays. The arrays change with every receive, so the last values must have been read by then: `jax.device_put`
+    keeps such memory without a copy, for as long as the JAX array lives.
 
     Attributes:
-        layout: what the buffer holds.
-        data: the memory, uint8 [layout.nbytes].
-        window: the same as a writable memoryview.
-        arrays: the tensors, views of `data`.
+        layout: Layout of the payload.
+        data: Memory, uint8 [layout.nbytes].
+        window: `data` as a writable memoryview.
+        arrays: Tensors, as views of `data`.
     """
 
     __slots__ = ("arrays", "data", "layout", "window")
 
     def __init__(self, layout: Layout) -> None:
-        """Allocates the memory; its contents are arbitrary."""
+        """Allocates the memory; the contents are arbitrary."""
         self.layout = layout
         self.data = data = aligned_buffer(layout.nbytes)
         self.window = data.data
@@ -111,17 +116,22 @@ class TensorBuffer:
 
 
 def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, int]:
-    """Returns the pieces of a payload with room for the header in front.
+    """Returns the pieces of a payload, with room for the header in front.
 
     Args:
-        buffers: the tensors, which are padded as `Layout` says.
-        dynamic: True sends their description along.
+        buffers: Tensors in order; the payload is padded like a `Layout`.
+        dynamic: True to send shapes and dtypes along.
 
     Returns:
         A list whose first element is an empty place for the frame header, and the number of bytes of the rest.
 
     Raises:
-        InvalidArgumentError: an array holds Python objects (strings); those need the dynamic form.
+        InvalidArgumentError: An array holds Python objects (strings), which need the dynamic form.
+
+    Example:
+        >>> pieces, nbytes = encode_payload([np.zeros(3, np.float32), np.zeros((), np.int64)], False)
+        >>> [memoryview(piece).nbytes for piece in pieces], nbytes
+        ([0, 12, 52, 8], 72)
     """
     if dynamic:
         described = encode_dynamic(buffers)
@@ -134,7 +144,8 @@ def encode_payload(buffers: Sequence[Buffer], dynamic: bool) -> tuple[Segments, 
             segments.append(PADDING[pad])
         segments.append(buffer)
         if isinstance(buffer, np.ndarray):
-            if buffer.dtype.hasobject:  # sendmsg would send the addresses of the objects
+            # sendmsg would send the addresses of the objects.
+            if buffer.dtype.hasobject:
                 raise InvalidArgumentError("a string array has no fixed layout; send it with dynamic=True")
             end += pad + buffer.nbytes
         else:
@@ -146,13 +157,17 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
     """Encodes arrays of any shape and dtype, strings included, with their description.
 
     Args:
-        arrays: numpy arrays (or what `numpy.asarray` takes); elements of object arrays are `bytes` or `str` (UTF-8).
+        arrays: Arrays, or values that `numpy.asarray` takes. Elements of object arrays are `bytes` or `str` (UTF-8).
 
     Returns:
         Buffers whose concatenation is the payload. Numeric data is referenced, not copied.
 
     Raises:
-        InvalidArgumentError: a dtype that tensors cannot have, or an object array with other elements.
+        InvalidArgumentError: Tensors cannot have the dtype of an array, or elements of an object array.
+
+    Example:
+        >>> decode_dynamic(b"".join(encode_dynamic([np.ones(2), np.array([b"red", "blue"], object)])))
+        [array([1., 1.]), array([b'red', b'blue'], dtype=object)]
     """
     table = [_HEAD.pack(_MAGIC, len(arrays))]
     bodies: list[tuple[Sequence[Buffer], int]] = []
@@ -164,7 +179,8 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
             body, nbytes = _encode_strings(array, index)
         else:
             name = dtype.name
-            array = np.asarray(array, dtype, order="C")  # brings foreign byte orders and strides into our form
+            # Other byte orders and strides are copied into the order of the wire.
+            array = np.asarray(array, dtype, order="C")
             body, nbytes = [array], array.nbytes
         dims = struct.pack(f"<B{array.ndim}QQ", array.ndim, *array.shape, nbytes)
         table.append(bytes((len(name),)) + name.encode("ascii") + dims)
@@ -181,7 +197,7 @@ def encode_dynamic(arrays: Sequence[Any]) -> Segments:
 
 
 def payload_nbytes(segments: Sequence[Buffer]) -> int:
-    """Number of bytes of all pieces together."""
+    """Returns the number of bytes of all pieces together."""
     return sum(segment.nbytes if isinstance(segment, np.ndarray) else len(segment) for segment in segments)
 
 
@@ -199,16 +215,17 @@ def _encode_strings(array: Array, index: int) -> tuple[Sequence[Buffer], int]:
 
 
 def decode_dynamic(buffer: Buffer) -> list[Array]:
-    """Reads what `encode_dynamic` wrote.
+    """Decodes a payload of `encode_dynamic`.
 
     Args:
-        buffer: the whole payload and nothing else.
+        buffer: The whole payload, with no byte before or after.
 
     Returns:
-        The arrays: numeric ones are views of `buffer` (read-only if it is), string ones are object arrays of bytes.
+        The arrays. Numeric arrays are views of `buffer`, and read-only if `buffer` is. String arrays are object arrays
+            of bytes.
 
     Raises:
-        DataLossError: the bytes are not such a payload. Nothing larger than `buffer` is allocated to find out.
+        DataLossError: The bytes are no such payload. The check allocates nothing larger than `buffer`.
     """
     view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
     view = view.cast("B")
@@ -219,7 +236,8 @@ def decode_dynamic(buffer: Buffer) -> list[Array]:
             raise DataLossError("a dynamic payload starts with other bytes than expected")
         entries = []
         position = _HEAD.size
-        for _ in range(count):  # a hostile count ends at the end of the bytes, in struct.error
+        # A hostile count ends at the end of the bytes, with struct.error or IndexError.
+        for _ in range(count):
             name_end = position + 1 + view[position]
             name = bytes(view[position + 1 : name_end]).decode("ascii", "replace")
             *shape, nbytes = struct.unpack_from(f"<{view[name_end] + 1}Q", view, name_end + 1)
@@ -253,12 +271,14 @@ def _read_array(view: memoryview, name: str, shape: list[int], start: int, nbyte
     if size * dtype.itemsize != nbytes:
         raise ValueError(f"{nbytes} bytes")
     array: Array = np.ndarray(shape, dtype, view, start)
+    # A boolean with any other byte is undefined in numpy and XLA.
     if dtype.kind == "b" and size and int(array.view(np.uint8).max() if array.ndim else view[start]) > 1:
         raise ValueError("booleans that are neither 0 nor 1")
     return array
 
 
 def _read_strings(view: memoryview, shape: list[int], size: int, start: int, nbytes: int) -> Array:
+    # Both checks come before the allocation of an array for `size` elements.
     if size * 8 > nbytes:
         raise ValueError(f"{size} strings in {nbytes} bytes")
     lengths = np.frombuffer(view, np.dtype("<u8"), size, start).tolist()

@@ -1,4 +1,8 @@
-"""The server side of one connection: the hello, then call after call on a thread of its own."""
+"""The server side of one connection: the hello, then call after call.
+
+`TensorServer` makes a `Connection` of each accepted socket, and a thread that runs it. The server's `Handler` does the
+work of the calls, and a `LaneRecord` lets a repeated call run once.
+"""
 
 import contextlib
 import enum
@@ -42,29 +46,36 @@ from runtime.wire.codec import (
 from runtime.wire.handles import ORDERS
 from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
 
-# A frame is received with its header right before an aligned payload.
+# A frame is received in one piece: its header ends where the aligned payload begins.
 _PAYLOAD_AT: Final = 64
 _HEADER_AT: Final = _PAYLOAD_AT - frames.HEADER_BYTES
+# A receive buffer starts small, grows to the largest call, and shrinks after many small calls if it is large.
 _FIRST_BUFFER_BYTES: Final = 64 << 10
 _LARGE_BUFFER_BYTES: Final = 4 << 20
 _SHRINK_AFTER_CALLS: Final = 64
 _DRAIN_BYTES: Final = 1 << 20
+# Most handles with cached views, and with cached permissions. A full cache is emptied, so handles without end cost no
+# memory without end.
 _VIEWS: Final = 256
 _PERMITTED: Final = 4096
 _TLS_TICK_SECS: Final = 0.25
-"""How soon a thread that waits for its TLS client notices the end: OpenSSL wants one thread at a time."""
+"""Seconds until a thread that waits for its TLS client notices the end of the server. OpenSSL wants one thread at a
+time, so no other thread may say goodbye.
+"""
 _CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""The errors of a TLS connection that was cut in the middle."""
 
 _Fields = tuple[int, int, int, int, int, int, int]
 
 
 class Reply(NamedTuple):
-    """What a handler answers.
+    """The answer of a handler.
 
     Attributes:
-        buffers: the tensors. They are sent from their own memory, never copied, and released right after.
-        remember: the call had an effect, so it must not run again: keep the reply until the lane's next call.
-        dynamic: send shapes and dtypes along (the client receives with layout None); strings are allowed.
+        buffers: Tensors. They are sent from their own memory without a copy, and released after the send unless
+            `remember` is set.
+        remember: True if the call had an effect, so must not run again. The reply is kept until the lane's next call.
+        dynamic: True to send shapes and dtypes along, which allows strings. The client receives with layout None.
     """
 
     buffers: Sequence[Buffer]
@@ -73,44 +84,44 @@ class Reply(NamedTuple):
 
 
 class Handler(Protocol):
-    """The side of a server that does what calls ask. Used by the threads of many connections at once."""
+    """The part of a server that runs the calls. Threads of many connections use it at once."""
 
     def input_layout(self, handle: int) -> Layout | None:
-        """The layout of the inputs of a handle, None if they describe themselves.
+        """Returns the layout of a handle's inputs, or None for self-describing tensors.
 
         Raises:
-            NotFoundError: there is no such handle.
+            NotFoundError: The handle does not exist.
         """
         ...
 
     def call(self, handle: int, client: int, step: int, inputs: list[Array]) -> Reply:
-        """Runs a call.
+        """Runs a call and returns its reply.
 
         Args:
-            handle: what to run, u32.
-            client: id of the calling client, u64.
-            step: number of its step, u64.
-            inputs: views of the connection's receive buffer, aligned to 64 bytes, valid until `call` returns:
-                a computation that reads them must have ended, and an alias (`jax.device_put`) must be dropped.
+            handle: Handle to run, u32.
+            client: Id of the calling client, u64.
+            step: Number of the client's step, u64.
+            inputs: Views of the connection's receive buffer, aligned to 64 bytes, valid until `call` returns. By then
+                every computation on the views must have ended, and every alias (`jax.device_put`) must be dropped.
 
         Raises:
-            OpError: told to the client with its code and message.
+            OpError: Sent to the client with its code and message.
         """
         ...
 
     def permit(self, handle: int, client: int) -> None:
-        """Checks that a client may call a handle; called once for each connection and handle.
+        """Checks that a client may call a handle. Called once for each connection and handle.
 
         Raises:
-            PermissionDeniedError: The handle is not the client's to call.
+            PermissionDeniedError: The client may not call the handle.
         """
 
     def disconnected(self, client: int, lane: int) -> None:
-        """Notes that a client has hung up while `call` runs, or when `call` has just ended.
+        """Notes that a client has hung up during or just after `call`.
 
-        Runs on another thread and must not block. `call` may end early, with an answer that reaches a client that has
-        only closed its own side (`Lane.cancel`). The client may also connect again and repeat that call: what `call`
-        must not do again stands in `call_memory()`. `current_lane()` returns the lane to `call`, and
+        Runs on another thread and must not block. `call` may end early; a client that has closed only its own side
+        (`Lane.cancel`) receives the answer. The client may also connect again and repeat the call. Whatever `call`
+        must not do twice stands in `call_memory()`. `current_lane()` returns the lane to `call`, and
         `caller_is_gone()` says if the connection of `call` is meant.
         """
 
@@ -118,28 +129,30 @@ class Handler(Protocol):
         """Notes that a client is not expected back. Runs on another thread.
 
         Args:
-            client: id of the client.
-            goodbye: True if the client has said so. False if it had no connection for a while: it may come back.
+            client: Id of the client.
+            goodbye: True if the client has said goodbye. False if the client had no connection for a while; a client
+                like this may come back.
         """
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerContext:
-    """What the connections of one server share.
+    """The settings and the state that the connections of one server share.
 
     Attributes:
-        handler: runs the calls.
-        key: the token that clients must have; None lets everybody in.
-        incarnation: random u64 of this process of the task.
-        task: whose server it is; clients that mean another are refused when there is a key.
-        limits: how many connections there may be, how long they may take, and how much they may send.
-        own: what the task's own certificate says that it is.
-        tls: gives the context for each connection over TCP; the Unix socket stays plain. None for none.
-        refusals: tells of clients without the token.
-        lanes: the memories.
-        stopping: set when the server ends.
-        leaving: set before that when it ends for good: its clients are told.
-        progress: set after each call while stopping.
+        handler: Handler that runs the calls.
+        key: Token that clients must have; None lets every client in.
+        incarnation: Random u64 of this process of the task.
+        task: Task of the server. With a key, a client that means another task is refused.
+        limits: Limits on the number, the duration and the size of connections and calls.
+        own: Identity in the task's own certificate.
+        tls: Function that returns the TLS context for a TCP connection; None for plain TCP. The Unix socket stays
+            plain.
+        refusals: Log of the refused clients.
+        lanes: Memories of the lanes.
+        stopping: Event set when the server ends.
+        leaving: Event set before `stopping` if the server ends for good. Connected clients then receive a goodbye.
+        progress: Event set after each call while stopping.
     """
 
     handler: Handler
@@ -160,7 +173,7 @@ class ServerContext:
 
 
 def notify(hook: Callable[..., None], *about: int) -> None:
-    """Calls a hook of the handler; one that fails is logged."""
+    """Calls a hook of the handler, and logs its exception."""
     try:
         hook(*about)
     except Exception:
@@ -177,38 +190,54 @@ _local = _Local()
 
 
 def current_lane() -> int:
-    """Number of the lane whose call runs on this thread; 0 outside `Handler.call`."""
+    """Returns the lane number of the call on this thread.
+
+    Returns 0 outside `Handler.call`.
+    """
     return _local.lane
 
 
 def current_call() -> tuple[int, int]:
-    """Lane and number of the call that runs on this thread; (0, 0) outside `Handler.call`."""
+    """Returns lane and number of the call on this thread.
+
+    Returns (0, 0) outside `Handler.call`.
+    """
     connection = _local.connection
     record = None if connection is None else connection._record
     return (0, 0) if connection is None or record is None else (connection.lane, record.seq)
 
 
 def current_identity() -> Identity:
-    """Whose call runs on this thread, as far as its client has shown; ANYBODY outside `Handler.call`."""
+    """Returns the identity of the client of the call on this thread.
+
+    Returns ANYBODY outside `Handler.call`.
+    """
     return _local.who
 
 
 def caller_is_gone() -> bool:
-    """Whether the client whose call runs on this thread is known to have hung up; False outside `Handler.call`."""
+    """Returns True if the current call's client is known to be gone.
+
+    The current call is the call on this thread. Returns False outside `Handler.call`.
+    """
     connection = _local.connection
     return connection is not None and connection.gone
 
 
 def caller_has_hung_up() -> bool:
-    """Like `caller_is_gone`, but asks the socket."""
+    """Returns True if the current call's client has hung up by now.
+
+    Unlike `caller_is_gone`, asks the socket.
+    """
     connection = _local.connection
     return connection is not None and connection.check_hung_up()
 
 
 def call_memory() -> dict[str, Any]:
-    """What the call that runs on this thread has noted, in this run or one that was cut off before it.
+    """Returns the notes of the call that runs on this thread.
 
-    Empty again when the call has been answered. A fresh one outside `Handler.call`.
+    The notes include those of an earlier run of the same call that was cut off. They are dropped when the call has
+    been answered. Outside `Handler.call` the dict is fresh and empty.
     """
     connection = _local.connection
     record = None if connection is None else connection._record
@@ -218,48 +247,53 @@ def call_memory() -> dict[str, Any]:
 def _peer_host(sock: socket.socket) -> str:
     try:
         peer = sock.getpeername()
-    except OSError:  # it is gone
+    except OSError:
+        # The client has gone already.
         return "somewhere"
     return str(peer[0]) if isinstance(peer, tuple) else "a Unix socket"
 
 
 class State(enum.IntEnum):
-    """The way of a connection, in the order in which connections give way to new ones."""
+    """The state of a connection. A connection of a lower state gives way to a new one first."""
 
     SILENT = 0
     """No byte has come."""
     GREETING = 1
-    """The thread of the listener receives the greeting."""
+    """The listener's thread receives the greeting."""
     ENTERING = 2
-    """The connection has a thread, and is not welcome yet."""
+    """The connection has a thread. The client is not welcome yet."""
     SERVED = 3
     """The client is welcome."""
 
 
 class Connection:
-    """One accepted connection. `run` is its thread; everything else may be called by others.
+    """An accepted connection, run by a thread of its own.
+
+    The thread runs `run`; other threads may call every other method.
 
     Attributes:
-        state: how far the client has come.
-        thread: its thread, from the state ENTERING on.
-        client: id of the client, 0 before the hello.
-        lane: number of its lane.
-        who: it is, by its certificate.
-        busy: a call is being handled.
-        gone: the client has hung up, or the server cut the connection.
-        calls: number of calls received.
-        bytes_in: bytes of calls received, headers included.
-        bytes_out: bytes of replies sent.
-        progress: grows with the bytes of large payloads.
-        peer_host: address of the client without a port, in words where it has none.
-        is_tls: True if the client must speak TLS: only the connection's own thread may write then.
-        accepted_at: `time.monotonic()`.
-        heard_at: the same of the last ping, or of the beginning.
-        idle_since: the same since when nothing has come; kept by the listener.
+        state: State of the connection.
+        thread: Thread of the connection; None before the state ENTERING.
+        client: Id of the client; 0 before the hello.
+        lane: Number of the client's lane; 0 before the hello.
+        who: Identity in the client's certificate.
+        busy: True while a call is received or runs.
+        gone: True once the client has hung up or the server has cut the connection. Never False again.
+        calls: Number of calls received.
+        bytes_in: Bytes of calls received, headers included.
+        bytes_out: Bytes of replies sent, headers included.
+        progress: Counter that grows with the bytes of large payloads.
+        peer_host: Address of the client without a port; a description in words if there is none.
+        is_tls: True if the client must speak TLS. Then only the connection's own thread may write.
+        accepted_at: `time.monotonic()` of the accept.
+        heard_at: `time.monotonic()` of the last ping; before the first ping, of the accept or the welcome.
+        idle_since: `time.monotonic()` since when nothing has come. Infinity until the listener looks for the first
+            time.
+        fd: Descriptor of the accepted socket. After `close` the number may belong to another socket.
     """
 
     def __init__(self, context: ServerContext, sock: socket.socket) -> None:
-        """Takes an accepted socket."""
+        """Takes over an accepted socket."""
         self.state = State.SILENT
         self.thread: threading.Thread | None = None
         self.client = 0
@@ -274,27 +308,37 @@ class Connection:
         self.accepted_at = self.heard_at = time.monotonic()
         self.idle_since = math.inf
         self.fd = sock.fileno()
-        self.peer_host = _peer_host(sock)  # now: a client that has gone has no name
+        # Read now: a client that has gone has no address.
+        self.peer_host = _peer_host(sock)
         self.is_tls = context.tls is not None and sock.family != socket.AF_UNIX
+        # `calls` and `heard_at` at the last `note_work`.
         self._seen = (0, 0.0)
-        self._frame_at = 0.0  # since when a payload is being received; 0 while none is
+        # The start of the payload under way, 0.0 while there is none, and `progress` at its start. For `too_slow`.
+        self._frame_at = 0.0
         self._frame_from = 0
         self._context = context
         self._sock = sock
         of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
         self._greeting = Greeting(context.task, context.key, context.incarnation, of_other_user=of_other_user)
+        # Guards `_sock` and `_closed`: after the close the descriptor may belong to another socket, and must not be
+        # shut down.
         self._sock_lock = threading.Lock()
         self._closed = False
+        # The memory of the lane; None before the hello.
         self._record: LaneRecord[Reply] | None = None
+        # The arrays over the receive buffer by handle. Emptied with each new buffer, so that no view keeps an old one.
         self._views: dict[int, tuple[Layout, list[Array]]] = {}
         self._permitted: set[int] = set()
         self._small_calls = 0
 
     def receive_greeting(self, flags: int = 0) -> None:
-        """Receives the greeting, and answers; returns when it is complete.
+        """Receives the greeting and answers, until the greeting is complete.
+
+        Args:
+            flags: Flags for recv and send; MSG_DONTWAIT for a thread that must not wait.
 
         Raises:
-            BlockingIOError: With MSG_DONTWAIT: the rest has not come yet.
+            BlockingIOError: With MSG_DONTWAIT, the rest has not come yet.
             OpError: The client is not welcome.
             OSError: The connection broke.
         """
@@ -308,15 +352,16 @@ class Connection:
                 raise ConnectionAbortedError("the client takes no answer")
 
     def refuse(self, error: OpError) -> None:
-        """Sends a client the reason why it is refused, if the client takes it at once, without TLS."""
-        with contextlib.suppress(OSError):  # it has hung up
-            # The plain methods: also on a TLS socket, whose client has said something else than TLS.
+        """Sends a client the reason of its refusal, without TLS and without waiting."""
+        # A client that has hung up, or does not read, goes without the reason.
+        with contextlib.suppress(OSError):
+            # The plain methods, also on a TLS socket, whose client has spoken something else than TLS.
             socket.socket.send(self._sock, frames.pack_error(0, error), socket.MSG_DONTWAIT)
-            # Else closing would take the answer back.
+            # Closing a socket with unread bytes resets the connection, and takes the reason back.
             socket.socket.recv(self._sock, frames.MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)
 
     def log_refusal(self, error: OpError) -> None:
-        """Logs that something was refused to the client."""
+        """Logs that the client was refused something."""
         tell = self._context.refusals.tell
         if isinstance(error, PermissionDeniedError):
             tell(self.peer_host, error.message, "tensors", self.who.names)
@@ -329,10 +374,12 @@ class Connection:
         """Serves the connection until it closes; never raises."""
         try:
             self._enter()
-            self._allocate(_FIRST_BUFFER_BYTES)  # not before: strangers cost no memory
+            # Only now: a stranger costs no memory.
+            self._allocate(_FIRST_BUFFER_BYTES)
             _local.lane, _local.who, _local.connection = self.lane, self.who, self
             self._serve()
-        except OpError as error:  # not a client of ours, or a damaged one
+        except OpError as error:
+            # The client is none of ours, or its bytes are damaged.
             self.log_refusal(error)
         except (Superseded, OSError) as error:
             no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_TLS)
@@ -350,26 +397,29 @@ class Connection:
                 self._context.lanes.detach(self.client, self.lane, self._record, self, time.monotonic())
 
     def close(self) -> None:
-        """Closes the socket; after `run` has ended."""
+        """Closes the socket, after `run` has ended."""
         with self._sock_lock:
             self._closed = True
             self._sock.close()
 
     def join(self, secs: float) -> bool:
-        """Waits for the end of the thread; returns False for one that still runs."""
+        """Waits for the end of the thread.
+
+        Returns False if the thread still runs.
+        """
         assert self.thread is not None
         self.thread.join(secs)
         return not self.thread.is_alive()
 
     def interrupt(self) -> None:
-        """Ends the connection; its thread wakes up and ends."""
+        """Cuts the connection, so that its thread wakes up and ends."""
         self.gone = True
         with self._sock_lock:
             if not self._closed:
                 sockets.interrupt(self._sock)
 
     def check_hung_up(self) -> bool:
-        """Whether the client has hung up by now."""
+        """Returns True if the client has hung up by now."""
         if not self.gone:
             with self._sock_lock:
                 if self._closed or not sockets.hung_up(self._sock):
@@ -378,22 +428,26 @@ class Connection:
         return True
 
     def send_goodbye(self) -> None:
-        """Tells the client that this server leaves for good; its connection must not be in the middle of a reply."""
-        with self._sock_lock, contextlib.suppress(OSError):  # it is gone, or has not read for long
+        """Tells the client that this server leaves for good.
+
+        No reply may be half sent on the connection.
+        """
+        # A client that has gone, or has not read for long, goes without the goodbye.
+        with self._sock_lock, contextlib.suppress(OSError):
             if not self._closed and self.state is State.SERVED:
                 self._sock.send(frames.LEAVES, 0 if self.is_tls else socket.MSG_DONTWAIT)
 
     def note_hang_up(self) -> None:
-        """Looks whether the client has hung up, and tells the handler if it runs a call for it."""
+        """Notifies the handler if the client has hung up during a call."""
         if self.check_hung_up() and self.busy:
             self.notify_handler()
 
     def notify_handler(self) -> None:
-        """Tells the handler that nobody waits for the call that it runs."""
+        """Tells the handler that no client waits for the running call."""
         notify(self._context.handler.disconnected, self.client, self.lane)
 
     def note_work(self, now: float) -> None:
-        """Notes since when a client that is served has been idle; for the thread of the listener.
+        """Updates `idle_since` of a welcome client. For the thread of the listener.
 
         Args:
             now: `time.monotonic()`.
@@ -403,10 +457,12 @@ class Connection:
             self._seen, self.idle_since = seen, now
 
     def stalled(self) -> None:
-        """Nothing to do: the connection waits as long as the client likes."""
+        """Continues to wait: a client may take as long as it likes."""
 
     def too_slow(self, now: float) -> bool:
-        """Whether a call has been coming for too long at too low a rate; for the thread of the listener.
+        """Returns True if a call arrives too slowly. For the thread of the listener.
+
+        A call that takes longer than `Limits.frame_secs` must come at `Limits.frame_rate` on average.
 
         Args:
             now: `time.monotonic()`.
@@ -416,7 +472,7 @@ class Connection:
         return bool(began) and secs > limits.frame_secs and self.progress - self._frame_from < limits.frame_rate * secs
 
     def _enter(self) -> None:
-        # The listener cuts connections that take too long over this, so no time limit is needed here.
+        # No time limit is needed here: the listener cuts connections that take too long.
         context = self._context
         sockets.tune(self._sock)
         if self.is_tls:
@@ -424,21 +480,26 @@ class Connection:
             secure = context.tls().wrap_socket(self._sock, server_side=True, do_handshake_on_connect=False)
             with self._sock_lock:
                 self._sock = secure
+                # The connection may have been cut before its descriptor went to `secure`.
                 if self._closed or self.gone:
                     raise ConnectionAbortedError("cut")
             secure.do_handshake()
         sockets.tune_buffers(self._sock)
         try:
-            self.receive_greeting()  # all of it with TLS, and nothing without
+            # With TLS the whole greeting is still to come. Without, the listener's thread has received it.
+            self.receive_greeting()
             self._identify()
             hello, now = self._greeting.hello, time.monotonic()
             self.client, self.lane = hello.client, hello.lane
             attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
         except OpError as error:
-            with contextlib.suppress(OSError):  # it does not listen any more
+            # The client may have hung up.
+            with contextlib.suppress(OSError):
                 self._send_error(0, error)
             raise
         self._record, known, before = attached
+        # The client has given up the lane's connection before this one. A call that still runs there should end soon,
+        # because the client will repeat it here.
         if isinstance(before, Connection):
             before.interrupt()
             if before.busy:
@@ -447,22 +508,33 @@ class Connection:
             self._sock.settimeout(_TLS_TICK_SECS)
         self.heard_at = now
         flags = frames.RESUMED if known else 0
-        with self._sock_lock:  # a goodbye comes after it
-            self.state = State.SERVED  # before the client knows: until then the listener may end it for a newcomer
+        # No goodbye may overtake the welcome, so both are sent under the lock. The state changes before the client
+        # knows: until then the listener may end the connection for a newcomer.
+        with self._sock_lock:
+            self.state = State.SERVED
             self._sock.sendall(frames.pack_header(frames.MAGIC, frames.WELCOME, flags, 0, 0, context.incarnation, 0))
 
     def _identify(self) -> None:
-        """Sees who the client is, and that its role lets it connect; raises PermissionDeniedError."""
+        """Reads the client's certificate and checks that its role may connect.
+
+        Raises:
+            PermissionDeniedError: The role or the run of the client is wrong.
+        """
         if not isinstance(self._sock, ssl.SSLSocket):
             return
         names = shown_names(self._sock)
-        self.who = Identity(names)  # for the log, should it say what it must not
+        # For the log, in case the names are refused.
+        self.who = Identity(names)
         self.who = identity_of(names)
         roles.check_run(self._context.own, self.who)
         roles.check("tensors", self.who)
 
     def _permit(self, handle: int) -> None:
-        """Sees that the client may call a handle, once for each; raises PermissionDeniedError."""
+        """Checks that the client may call a handle, and remembers a permission.
+
+        Raises:
+            PermissionDeniedError: The client may not call the handle.
+        """
         order = ORDERS.get(handle, "stage")
         try:
             roles.check(order, self.who)
@@ -477,12 +549,14 @@ class Connection:
     def _serve(self) -> None:
         sock = self._sock
         pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
-        while True:  # to the end of what was sent, also by a client that has hung up: its last word may be a goodbye
+        # Reads all that was sent, also by a client that has hung up: its last frame may be a goodbye.
+        while True:
             try:
                 count = sock.recv_into(self._window)
             except TimeoutError:
                 if not self.is_tls:
-                    raise  # the network's own
+                    raise
+                #
                 if self._context.leaving.is_set():
                     self.send_goodbye()
                     return
@@ -494,6 +568,7 @@ class Connection:
                 count = frames.HEADER_BYTES
             fields = frames.unpack_header(self._window)
             kind = fields[1]
+            # The length of a call is checked in `_call`, by the layout of its handle.
             if kind == frames.CALL and fields[0] == frames.MAGIC:
                 self.busy = True
                 try:
@@ -509,6 +584,7 @@ class Connection:
                         self.send_goodbye()
                     return
                 continue
+            # Every other frame of a client is a header alone.
             frames.check_header(fields, 0)
             if count != frames.HEADER_BYTES:
                 raise DataLossError("bytes follow a frame that stands alone")
@@ -536,13 +612,15 @@ class Connection:
                 self._permit(handle)
             self._check_call(layout, flags, handle, length)
         except Exception as error:
+            # The payload is read and dropped, so that the client can send its next call on this connection.
             self._drain(length + frames.HEADER_BYTES - count)
             self._send_error(seq, self._notified(error, handle))
             return
         if count != length + frames.HEADER_BYTES:
             self._receive_payload(length, count)
+        # Nobody waits for the answer. A call that matters comes again on another connection.
         if self.gone:
-            return  # nobody waits for the answer: if it matters, it comes again on another connection
+            return
         try:
             reply = record.begin(self, seq)
         except FailedPreconditionError as error:
@@ -566,6 +644,7 @@ class Connection:
             # Without its traceback, which would keep the handler's tensors alive in a cycle with this frame.
             return self._notified(error, handle).with_traceback(None)
         finally:
+            # The notes are for a second run, which follows only if this run was cut off without a reply to keep.
             if record.memory and (kept is not None or not self.gone):
                 record.memory = {}
             record.finish(kept)
@@ -591,6 +670,7 @@ class Connection:
         return list(cached[1])
 
     def _notified(self, error: Exception, handle: int) -> OpError:
+        """Returns the error to send, and logs a refusal or failure."""
         if isinstance(error, OpError):
             if isinstance(error, ResourceExhaustedError) and error.limit:
                 self.log_refusal(error)
@@ -616,11 +696,13 @@ class Connection:
     def _send(self, segments: Segments, total: int) -> None:
         sock = self._sock
         sent = 0
-        self.bytes_out += total  # before the client can have it: who has a reply finds it counted
+        # Before the send: a client that has a reply finds it counted.
+        self.bytes_out += total
         if not self.is_tls and len(segments) <= sockets.MAX_IOV:
             try:
                 sent = sock.sendmsg(segments)
-            except ValueError:  # numpy: not contiguous, found before anything was sent
+            except ValueError:
+                # numpy refuses an array that is not contiguous, before anything is sent.
                 segments = [sockets.byte_view(segment) for segment in segments]
         if sent != total:
             sockets.send_rest(sock, segments, sent, self)
@@ -637,7 +719,12 @@ class Connection:
         self._receive(self._window[count : length + frames.HEADER_BYTES], have)
 
     def _receive(self, window: memoryview, have: int = 0) -> None:
-        """Receives a part of a call for which the client may not take as long as it likes; so much came before."""
+        """Receives a part of a call, at a rate that the listener watches.
+
+        Args:
+            window: Memory to fill.
+            have: Bytes of the payload that came before.
+        """
         self._frame_from, self._frame_at = self.progress - have, time.monotonic()
         try:
             sockets.receive_rest(self._sock, window, self)

@@ -1,4 +1,8 @@
-"""Opening connections to one task: where it is, by which way, and the hello."""
+"""Connections to one task: finding the task, connecting, and the hello.
+
+The lanes of a `Peer` share a `Dialer`. It connects by the Unix socket of a task on this host, or else by TCP. A proxy
+in the environment replaces both.
+"""
 
 import hmac
 import os
@@ -25,15 +29,15 @@ from runtime.wire.endpoint import Endpoint, reachable_unix_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelOptions:
-    """Time limits and sizes of a channel.
+    """The time limits and sizes of a channel.
 
     Attributes:
-        reconnect_secs: how long a call tries to reach a silent peer again before UnavailableError.
-        heartbeat_secs: period of the pings.
-        heartbeat_timeout_secs: without an answer for this long the peer is silent and its connections are cut.
-        max_payload_bytes: longest payload of a call that describes itself; one of a layout that both sides know is as
-            long as that says.
-        prefer_unix: use the Unix socket of a peer on this host.
+        reconnect_secs: Seconds for which a call tries to reach a silent peer, before UnavailableError.
+        heartbeat_secs: Seconds between two pings.
+        heartbeat_timeout_secs: Seconds without an answer after which the peer is silent, and its connections are cut.
+        max_payload_bytes: Longest self-describing payload of a call, in bytes. A payload of a fixed layout may be
+            longer.
+        prefer_unix: True to use the Unix socket of a peer on this host.
     """
 
     reconnect_secs: float = timeouts.RECONNECT_SECS
@@ -47,9 +51,9 @@ class Welcome(NamedTuple):
     """A connection that is ready for frames.
 
     Attributes:
-        sock: blocking, without a time limit.
-        incarnation: of the server that answered.
-        resumed: whether that server knew the lane.
+        sock: Connected socket. It still has the time limit of the hello.
+        incarnation: Incarnation of the server that answered.
+        resumed: True if the server knew the lane.
     """
 
     sock: socket.socket
@@ -59,13 +63,14 @@ class Welcome(NamedTuple):
 
 @dataclass(eq=False)
 class Dialer:
-    """Opens connections to one task for one client; any number of threads may use it.
+    """A maker of connections from one client to one task.
 
-    It touches no network before the first call. The arguments are those of `Peer`.
+    Any number of threads may use a dialer. The network is not touched before the first call. The arguments are those
+    of `Peer`.
 
     Attributes:
-        task: the peer, such as "/job:ps/task:0".
-        options: time limits and sizes.
+        task: Name of the peer, such as "/job:ps/task:0".
+        options: Time limits and sizes.
     """
 
     task: str
@@ -74,24 +79,26 @@ class Dialer:
     find_token: FindToken
     options: ChannelOptions
     certificates: Certificates | None
+    # The last endpoint of the task, None before the first question. A thread that asks holds `_lock`, so that many
+    # threads ask once.
     _endpoint: Endpoint | None = field(default=None, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def name(self) -> str:
-        """The task, and where it was found last, for messages."""
+        """The task and its last known endpoint, for messages."""
         return self.task if self._endpoint is None else f"{self.task} at {self._endpoint}"
 
     def endpoint(self, stale: Endpoint | None, timeout: float) -> Endpoint:
-        """Where the task is.
+        """Returns the endpoint of the task.
 
         Args:
-            stale: an endpoint that did not work; the task is asked again unless somebody else just did.
-            timeout: seconds that asking may take.
+            stale: Endpoint that did not work. The task is asked again, unless another thread has just done so.
+            timeout: Seconds that the question may take.
 
         Raises:
-            UnavailableError: the task is gone.
-            DeadlineExceededError: it did not say in time.
+            UnavailableError: The task is gone.
+            DeadlineExceededError: The task did not answer in time.
         """
         if not self._lock.acquire(timeout=timeout):
             raise DeadlineExceededError(f"did not tell its tensor port within {timeout:.1f} s", task=self.task)
@@ -105,22 +112,22 @@ class Dialer:
     def dial(
         self, endpoint: Endpoint, lane: int, attempt: int, timeout: float, adopt: Callable[[socket.socket], None]
     ) -> Welcome:
-        """Connects and says hello.
+        """Connects to the task and says hello.
 
         Args:
-            endpoint: where to.
-            lane: number of the lane within this client.
-            attempt: counts the connections of the lane.
-            timeout: seconds for all of it.
-            adopt: is given every socket before it may block, so that another thread can interrupt it;
-                also the last one given is the one to close on failure.
+            endpoint: Endpoint of the task.
+            lane: Number of the lane within this client.
+            attempt: Count of the lane's connections.
+            timeout: Seconds for the whole of it.
+            adopt: Function called with every socket before the socket may block, so that another thread can interrupt
+                it. After a failure the caller closes the socket of the last call.
 
         Raises:
-            ConnectionRefusedError: nobody listens there.
-            OSError: no connection, or it broke, or it took too long.
-            UnauthenticatedError: it refused our token, or could not show that it has it.
-            PermissionDeniedError: its certificate is not that of the task in our run.
-            OpError: the server refused us.
+            ConnectionRefusedError: No process listens at the endpoint.
+            OSError: The connection failed, broke or took too long.
+            UnauthenticatedError: The server refused our token, or did not show that it has the token.
+            PermissionDeniedError: The server's certificate belongs to another task or another run.
+            OpError: The server refused this client.
         """
         deadline = time.monotonic() + timeout
         sock = self._connect(endpoint, deadline, adopt)
@@ -128,7 +135,7 @@ class Dialer:
         _send(sock, frames.HELLO, frames.encode_hello(hello))
         kind, flags, incarnation, payload = self._read_answer(sock, deadline)
         try:
-            # Looked for now: whoever has answered has left its token before.
+            # Looked up only now: a server that answers has left its token before.
             token = self.find_token(max(0.0, deadline - time.monotonic()))
             if kind == frames.CHALLENGE:
                 self._prove(sock, token, hello, incarnation, payload)
@@ -145,10 +152,10 @@ class Dialer:
     def _prove(
         self, sock: socket.socket, token: Token | None, hello: frames.Hello, incarnation: int, challenge: bytes
     ) -> None:
-        """Answers a challenge.
+        """Answers a challenge, with a proof only if the server has proved itself.
 
         Raises:
-            UnauthenticatedError: the server does not have our token; it has been told that we do not have its.
+            UnauthenticatedError: This process and the server have no token in common. The server has been told.
         """
         nonce, proof = challenge[: frames.NONCE_BYTES], challenge[frames.NONCE_BYTES :]
         about = (nonce, hello, self.task, incarnation)
@@ -158,7 +165,11 @@ class Dialer:
         _send(sock, frames.PROOF, tensor_proof(token.key, b"client", *about))
 
     def _read_answer(self, sock: socket.socket, deadline: float) -> tuple[int, int, int, bytes]:
-        """Kind, flags, incarnation and payload of the next frame of the server; raises what an error frame says."""
+        """Returns kind, flags, incarnation and payload of the server's next frame.
+
+        Raises:
+            OpError: The error of an error frame.
+        """
         try:
             fields = frames.unpack_header(_read(sock, frames.HEADER_BYTES, deadline))
             frames.check_header(fields, frames.MAX_CONTROL_BYTES)
@@ -181,11 +192,13 @@ class Dialer:
             try:
                 _limit(sock, deadline)
                 sock.connect(path)
+                # Another user may have put a socket in the place of the task's.
                 if sockets.peer_user(sock) not in (None, os.geteuid(), 0):
                     raise PermissionError("another user listens there")
                 return sock
             except (FileNotFoundError, PermissionError, ConnectionRefusedError):
-                sock.close()  # another user's, another mount, or left over: TCP decides
+                # The socket is another user's, in another mount, or left over: TCP decides.
+                sock.close()
         return self._connect_tcp(endpoint, via, deadline, adopt)
 
     def _connect_tcp(
@@ -221,10 +234,12 @@ class Dialer:
         try:
             sock.do_handshake()
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            raise  # cut in the middle: worth another try
+            # The connection was cut in the middle of the handshake, so another attempt may succeed.
+            raise
         except ssl.SSLError as error:
             problem: OpError | None = None
             if isinstance(error, ssl.SSLCertVerificationError):
+                # A second connection finds out whose certificate it is.
                 address = join_address(endpoint.host, endpoint.port)
                 problem = diagnosis.look(address, self.certificates, self.task, deadline - time.monotonic()).problem
             problem = problem or UnauthenticatedError(security.no_handshake(error))
@@ -264,5 +279,6 @@ def _receive(sock: socket.socket, window: memoryview) -> int:
         return sock.recv_into(window)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         return 0
-    except ssl.SSLError as error:  # with TLS 1.3 a server looks at our certificate after we have shaken hands
+    except ssl.SSLError as error:
+        # With TLS 1.3 a server checks our certificate only after our side of the handshake.
         raise UnauthenticatedError(security.no_handshake(error)) from error

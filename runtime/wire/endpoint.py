@@ -1,4 +1,4 @@
-"""The address of a task's tensor port, and the ways to reach it from this host."""
+"""The address of a task's tensor port, and the ways to reach it."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runtime.cluster.spec import join_address
 
 FAST_PATH_VARIABLE = "BELLWETHER_FAST_PATH"
-"""Environment variable; "0" turns the Unix socket between tasks of one host off."""
+"""Name of an environment variable; "0" turns the Unix socket between tasks of one host off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class Endpoint:
     """The address of a tensor server, as the control plane reports it.
 
     Attributes:
-        host: host name or address for TCP, without brackets.
+        host: Host name or address for TCP, without brackets.
         port: TCP port.
-        unix_path: path of its Unix socket, or None.
-        host_id: `host_id()` of its process.
+        unix_path: Path of the Unix socket, or None.
+        host_id: `host_id()` of the server's process.
         incarnation: u64 that the server drew when it started.
     """
 
@@ -35,7 +35,10 @@ class Endpoint:
 
 @functools.cache
 def host_id() -> str:
-    """Returns an id of this host's boot and network namespace: equal in processes that share both."""
+    """Returns an id of this host's boot and network namespace.
+
+    Equal in processes that share both.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
 
@@ -46,7 +49,10 @@ def fast_path_enabled() -> bool:
 
 
 def reachable_unix_path(endpoint: Endpoint) -> str | None:
-    """Returns the Unix socket of an endpoint; None if this process cannot use it."""
+    """Returns the Unix socket of an endpoint, or None.
+
+    Returns None if this process cannot use the socket.
+    """
     path = endpoint.unix_path
     if path and endpoint.host_id == host_id() and fast_path_enabled() and os.path.exists(path):
         return path

@@ -1,20 +1,20 @@
-"""Frames of the tensor channel: a 32-byte header, and the payloads of the kinds that carry no tensors.
+"""Frames of the tensor channel: a 32-byte header, and the payloads without tensors.
 
 Header, little-endian: magic and version u16, kind u8, flags u8, handle u32, seq u64, step u64, payload length u64.
 
     client                                  server
-    HELLO   who, which lane, nonce      ->
+    HELLO   client, lane, nonce         ->
                                         <-  CHALLENGE  nonce, proof, step = incarnation; of a server with a token
-    PROOF   that we have the token      ->
+    PROOF   of the token                ->
                                         <-  WELCOME  step = incarnation, flag RESUMED if the lane is known
     CALL    handle, seq, step, tensors  ->
                                         <-  REPLY tensors, or ERROR code, task, message; the same seq
     PING                                ->
                                         <-  PONG
-    GOODBYE  forget this lane           ->  (no answer)
-                                        <-  GOODBYE  this server leaves for good (no answer)
+    GOODBYE  forget the lane            ->  (no answer)
+                                        <-  GOODBYE  the server leaves for good (no answer)
 
-One call at most is under way on a connection, so a side that has read a whole frame has read everything there is.
+At most one call is under way on a connection. So after a whole frame there is nothing more to read.
 """
 
 import struct
@@ -24,7 +24,7 @@ from runtime.errors import DataLossError, OpError, error_from_code, wire_code
 from runtime.wire.versions import WIRE_VERSION
 
 MAGIC: Final = 0xB700 | WIRE_VERSION
-"""Fixed high byte, the wire version in the low byte."""
+"""A fixed high byte, and the wire version in the low byte."""
 
 HELLO: Final = 1
 WELCOME: Final = 2
@@ -54,11 +54,11 @@ LEAVES: Final = pack_header(MAGIC, GOODBYE, 0, 0, 0, 0, 0)
 CLIENT_LEAVES: Final = pack_header(MAGIC, GOODBYE, WHOLE_CLIENT, 0, 0, 0, 0)
 """The frame by which a client ends all its lanes."""
 MAX_CONTROL_BYTES: Final = 64 << 10
-"""Longest payload of what is no call and no reply."""
+"""Longest payload of a frame that is neither a call nor a reply."""
 NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32
 NO_PROOF: Final = bytes(PROOF_BYTES)
-"""What a client without the token answers to a challenge."""
+"""The answer of a client without the token to a challenge."""
 
 _HELLO: Final = struct.Struct(f"<QQI{NONCE_BYTES}s")
 HELLO_BYTES: Final = _HELLO.size
@@ -66,12 +66,12 @@ _ERROR: Final = struct.Struct("<II")
 
 
 class Hello(NamedTuple):
-    """What a client says first.
+    """The first message of a client.
 
     Attributes:
-        client: random id of the client, u64.
-        lane: number of the lane within the client, u64.
-        attempt: counts the connections of this lane, so that a late one is not taken for the newest.
+        client: Random id of the client, u64.
+        lane: Number of the lane within the client, u64.
+        attempt: Count of the lane's connections, u32. A late connection has a lower count than the newest.
         nonce: 16 random bytes.
     """
 
@@ -82,7 +82,7 @@ class Hello(NamedTuple):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The payload of a HELLO."""
+    """Returns the payload of a HELLO."""
     return _HELLO.pack(*hello)
 
 
@@ -90,7 +90,7 @@ def decode_hello(payload: bytes) -> Hello:
     """Reads the payload of a HELLO.
 
     Raises:
-        DataLossError: it is not one.
+        DataLossError: The payload has another length.
     """
     if len(payload) != HELLO_BYTES:
         raise DataLossError(f"a hello has {HELLO_BYTES} bytes, and not {len(payload)}")
@@ -98,7 +98,13 @@ def decode_hello(payload: bytes) -> Hello:
 
 
 def pack_error(seq: int, error: OpError) -> bytes:
-    """Returns an ERROR frame; a text that is too long is cut."""
+    """Returns an ERROR frame. Cuts a text that is too long.
+
+    Example:
+        >>> frame = pack_error(7, DataLossError("a frame is damaged", task="/job:ps/task:0"))
+        >>> decode_error(frame[HEADER_BYTES:], "/job:ps/task:1").task
+        '/job:ps/task:0'
+    """
     task = error.task.encode(errors="replace")[:1024]
     message = error.message.encode(errors="replace")[: MAX_CONTROL_BYTES - 2048]
     payload = _ERROR.pack(wire_code(error), len(task)) + task + message
@@ -106,14 +112,14 @@ def pack_error(seq: int, error: OpError) -> bytes:
 
 
 def decode_error(payload: bytes, task: str) -> OpError:
-    """Makes the error that an ERROR carries.
+    """Returns the error in the payload of an ERROR frame.
 
     Args:
-        payload: that of a frame that `pack_error` made.
-        task: the peer, used when the error names no task.
+        payload: Payload of a frame of `pack_error`.
+        task: Name of the peer, for an error without a task.
 
     Raises:
-        DataLossError: the payload is not one.
+        DataLossError: The payload is damaged.
     """
     if len(payload) < _ERROR.size:
         raise DataLossError(f"an error frame of {len(payload)} bytes is too short", task=task)
@@ -126,26 +132,27 @@ def decode_error(payload: bytes, task: str) -> OpError:
 
 
 def too_long(length: int) -> str:
-    """What is wrong with a call that carries a payload that describes itself and is over the limit.
+    """Returns the error text for a self-describing payload over the limit.
 
-    One of a layout that both sides know needs no limit, as another length is refused, and neither does a reply, which
-    was asked for.
+    Only calls with self-describing tensors need a limit. The length of a call with a fixed layout is checked exactly,
+    and the client asked for the reply.
     """
     return f"{length} bytes of tensors that describe themselves in one call (send them in several steps)"
 
 
 def check_header(fields: tuple[int, int, int, int, int, int, int], limit: int) -> None:
-    """Refuses a header that is not ours before anything is allocated for it.
+    """Checks a header before any memory is allocated for its payload.
 
     Args:
-        fields: what `unpack_header` gave.
-        limit: longest payload in bytes that is allowed here.
+        fields: Fields returned by `unpack_header`.
+        limit: Longest payload allowed here, in bytes.
 
     Raises:
-        DataLossError: other magic or version, unknown kind, or a payload longer than `limit`.
+        DataLossError: The magic, the version or the kind is unknown, or the payload is longer than `limit`.
     """
     magic, kind, _, _, _, _, length = fields
     if magic != MAGIC:
+        # A peer of another wire version deserves an error with both versions.
         if magic >> 8 == MAGIC >> 8:
             ours, theirs = MAGIC & 0xFF, magic & 0xFF
             raise DataLossError(

@@ -1,12 +1,12 @@
-"""Handles that nobody registers: calls of the tensor channel that belong to no stage."""
+"""The fixed handles of the tensor channel, for calls outside any stage."""
 
 FETCH = 0
-"""A task fetches a tensor that another one holds for it."""
+"""The handle by which a task fetches a tensor that another task holds for it."""
 PULL = 0xFFFF_FFFF
-"""The coordinator of a checkpoint asks for a range of bytes of a variable."""
+"""The handle by which the coordinator of a checkpoint asks for a range of bytes of a variable."""
 PUSH = 0xFFFF_FFFE
-"""The coordinator of a checkpoint sends a range of bytes of a variable."""
+"""The handle by which the coordinator of a checkpoint sends a range of bytes of a variable."""
 BACKUP = 0xFFFF_FFFD
-"""A task sends a message about its backup to the task that holds it."""
+"""The handle by which a task sends a message about its backup to the task that holds the backup."""
 ORDERS = {FETCH: "fetch", PULL: "checkpoint.bytes", PUSH: "checkpoint.bytes", BACKUP: "backup"}
-"""What a call of each orders (`roles.MAY`); that of any other handle runs a stage."""
+"""The order that the call of each handle gives (`roles.MAY`). A call of any other handle runs a stage."""

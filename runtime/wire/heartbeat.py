@@ -1,7 +1,7 @@
-"""The pulse of a peer: pings on a connection of its own, and what is done when nothing comes back.
+"""The pulse of a peer: pings on their own connection.
 
-A frozen process or a cut cable closes no connection, so a call would wait for ever. The heartbeat notices, and
-cuts the connections of the lanes: their calls connect again, and give up if the peer stays silent.
+A frozen process or a cut cable closes no connection, so a call would wait for ever. The heartbeat notices the silence
+and cuts the connections of the lanes. Their calls connect again, and give up if the peer stays silent.
 """
 
 import threading
@@ -16,15 +16,18 @@ from runtime.wire.channel import Lane
 from runtime.wire.dial import Dialer
 
 _POLL_SECS: Final = 0.5
+"""Longest wait, in seconds, for the end of a beat that may read the goodbye."""
 
 
 class Heartbeat:
-    """Pings one peer until its owner is closed or the peer is found to have restarted.
+    """A loop of pings to one peer.
+
+    The loop ends when its owner is closed, or when the peer has left or restarted.
 
     Attributes:
-        silent_since: `time.monotonic()` of the last answer if the peer is given up, else None.
-        goodbye_sent: whether it said goodbye for the whole client at its end.
-        left: whether the peer said goodbye, and will not answer any more.
+        silent_since: `time.monotonic()` of the last answer while the peer is silent, else None.
+        goodbye_sent: True once the heartbeat has said goodbye for the whole client.
+        left: True once the peer has said goodbye and will not answer any more.
     """
 
     def __init__(
@@ -36,14 +39,15 @@ class Heartbeat:
         bind: Callable[[int], None],
         closed: threading.Event,
     ) -> None:
-        """Prepares it; `run` is for a thread of its own.
+        """Prepares the heartbeat; `run` needs a thread of its own.
 
         Args:
-            dialer: opens the connection.
-            number: lane number of the heartbeat, always the same: one lane of the client is remembered for it.
-            lanes: gives the lanes to cut when the peer is silent.
-            bind: told the incarnation of every new connection; raises AbortedError if the peer has restarted.
-            closed: set when it is time to end.
+            dialer: Dialer that opens the connection.
+            number: Lane number of the heartbeat, always the same: the server remembers one lane for it.
+            lanes: Function that returns the lanes to cut when the peer is silent.
+            bind: Function called with the incarnation of every new connection. Raises AbortedError if the peer has
+                restarted.
+            closed: Event that ends the heartbeat.
         """
         self.silent_since: float | None = None
         self.goodbye_sent = False
@@ -53,12 +57,13 @@ class Heartbeat:
         self._lanes = lanes
         self._bind = bind
         self._closed = closed
+        # `_lock` guards `_busy`, which is True during a beat. Meanwhile other threads may only cancel `_lane`.
         self._lock = threading.Lock()
         self._lane = Lane(dialer, number)
         self._busy = False
 
     def run(self) -> None:
-        """Beats until closed, then says goodbye for the whole client."""
+        """Sends pings until closed, then says goodbye for the whole client."""
         answered = time.monotonic()
         try:
             while not self._closed.is_set():
@@ -70,7 +75,8 @@ class Heartbeat:
                     self.left = True
                     return
                 except AbortedError:
-                    return  # `bind` has told everybody
+                    # `bind` has interrupted all lanes already.
+                    return
                 except OpError as error:
                     self._missed(answered, marks, error)
                 else:
@@ -85,11 +91,15 @@ class Heartbeat:
             self._lane.close()
 
     def goodbye_received(self) -> bool:
-        """Whether the peer has left for good, also when that has not been read yet."""
+        """Returns True if the peer has left for good.
+
+        Also finds a goodbye that has arrived and was not read yet.
+        """
         until = time.monotonic() + _POLL_SECS
         while not self.left and time.monotonic() < until:
             with self._lock:
-                if not self._busy:  # else it is being read just now
+                # During a beat the thread of the heartbeat reads the goodbye: wait for its end.
+                if not self._busy:
                     self.left = self._lane.has_left()
                     break
             time.sleep(_POLL_SECS / 50)
@@ -129,6 +139,6 @@ class Heartbeat:
                 error,
             )
         for lane, progress in marks.items():
-            # A lane that connected lately, or whose bytes still move, knows better than we do.
+            # A lane that connected lately, or whose bytes still move, has better news of the peer than the pings.
             if lane.progress == progress and lane.connected_at < now - timeout:
                 lane.interrupt()

@@ -1,4 +1,7 @@
-"""A way to other tasks by an HTTP CONNECT proxy, for both planes: what fault tests cut, and some firewalls ask for."""
+"""The way to other tasks by an HTTP CONNECT proxy, for both planes.
+
+Fault tests cut the proxy, and some firewalls ask for one.
+"""
 
 import os
 import socket
@@ -8,15 +11,15 @@ from runtime.cluster.spec import join_address, split_address
 from runtime.errors import InvalidArgumentError
 
 PROXY_VARIABLE = "BELLWETHER_PROXY"
-"""Environment variable: ``host:port`` of an HTTP proxy by which this process reaches all other tasks."""
+"""Name of an environment variable: ``host:port`` of an HTTP proxy by which this process reaches all other tasks."""
 _MAX_ANSWER_BYTES = 4096
 
 
 def proxy() -> tuple[str, int] | None:
-    """Host and port of the proxy that the environment names, None without one.
+    """Returns host and port of the proxy that the environment names, or None.
 
     Raises:
-        InvalidArgumentError: the variable is not ``host:port``.
+        InvalidArgumentError: The variable is not ``host:port``.
     """
     text = os.environ.get(PROXY_VARIABLE, "")
     if not text:
@@ -28,7 +31,10 @@ def proxy() -> tuple[str, int] | None:
 
 
 def grpc_options() -> list[tuple[str, str | int]]:
-    """Channel options that make gRPC use the proxy; none without one."""
+    """Returns the channel options that make gRPC use the proxy.
+
+    Empty without a proxy.
+    """
     found = proxy()
     if found is None:
         return []
@@ -36,17 +42,17 @@ def grpc_options() -> list[tuple[str, str | int]]:
 
 
 def request_tunnel(sock: socket.socket, host: str, port: int, deadline: float) -> None:
-    """Has the proxy at the other end of a connected socket connect it to ``host:port``.
+    """Asks a proxy to connect a socket to ``host:port``.
 
     Args:
-        sock: connected to the proxy.
-        host: host of the task.
-        port: its port.
+        sock: Socket connected to the proxy.
+        host: Host of the task.
+        port: Port of the task.
         deadline: ``time.monotonic()`` at which to give up.
 
     Raises:
-        ConnectionRefusedError: the proxy cannot reach the task.
-        OSError: the connection broke, or it took too long.
+        ConnectionRefusedError: The proxy cannot reach the task.
+        OSError: The connection broke, or the answer took too long.
     """
     # The plain methods: on a TLS socket these bytes come before the handshake.
     there = join_address(host, port)
@@ -57,7 +63,8 @@ def request_tunnel(sock: socket.socket, host: str, port: int, deadline: float) -
         if left <= 0:
             raise TimeoutError("the proxy did not answer in time")
         sock.settimeout(left)
-        byte = socket.socket.recv(sock, 1)  # one by one: what comes after the answer is the task's
+        # Byte by byte: the bytes after the answer belong to the task.
+        byte = socket.socket.recv(sock, 1)
         if not byte or len(answer) > _MAX_ANSWER_BYTES:
             raise ConnectionResetError("the proxy closed the connection before it was made")
         answer += byte

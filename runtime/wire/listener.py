@@ -1,4 +1,8 @@
-"""The server side of the tensor channel: listeners on TCP and on a Unix socket, and the threads of connections."""
+"""The server side of the tensor channel: listeners, and the threads of connections.
+
+`TensorServer` listens on TCP and on a Unix socket. Each welcome client has a thread of its own
+(`connection.Connection`).
+"""
 
 import os
 import select
@@ -22,32 +26,38 @@ __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
 _BACKLOG: Final = 1024
 _TURN_SECS: Final = 1.0
+"""Longest wait of the listener's thread for news, in seconds."""
 _TIDY_SECS: Final = 0.25
-"""How often all connections and lanes are looked at, at most: a flood must not have them walked for each new one."""
+"""Seconds between two walks over all connections and lanes, at least. A flood of newcomers must not cause a walk each.
+"""
 _AT_ONCE: Final = 64
-"""Connections accepted in a row before those that are there are heard."""
+"""Connections accepted in a row before the thread turns to those that are there."""
 _WORKS_SECS: Final = 5.0
-"""A connection that had a call or a ping within this time works, and gives way to nobody."""
+"""Seconds after a call or a ping for which a connection works, and gives way to no other."""
 _ASLEEP_SECS: Final = 3.0
+"""Seconds between two turns after which this process itself did not run: it was frozen or starved."""
 _GOODBYE_SECS: Final = 0.5
+"""Seconds that a leaving server waits for the thread of a connection to say goodbye."""
 _JOIN_SECS: Final = 5.0
+"""Seconds to wait for the end of a thread."""
 _TROUBLE_SECS: Final = 0.1
-"""Pause after a connection that could not be served for want of something, so as not to run in circles."""
+"""Pause in seconds after a connection that could not be served for want of something, so as not to spin."""
 _PORT_TRIES: Final = 5
+"""Attempts to find a port that is free at all addresses."""
 _NEWS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
-    """What a server has done since it started.
+    """The counters of a server since its start.
 
     Attributes:
-        connections: connections that are open.
-        accepted: connections that were accepted, open or not.
-        lanes: lanes that are remembered.
-        calls: calls received.
-        bytes_in: bytes of calls received, headers included.
-        bytes_out: bytes of replies sent, headers included.
+        connections: Open connections.
+        accepted: Accepted connections, open or not.
+        lanes: Remembered lanes.
+        calls: Received calls.
+        bytes_in: Bytes of received calls, headers included.
+        bytes_out: Bytes of sent replies, headers included.
     """
 
     connections: int
@@ -59,14 +69,17 @@ class ServerCounters:
 
 
 class TensorServer:
-    """Serves the calls of lanes, each connection on a thread of its own: a call that blocks blocks only its lane.
+    """A server of the tensor channel, with a thread for each connection.
 
-    One more thread accepts connections, notices clients that hang up during a call, and forgets old lanes. It also
-    waits for the first byte of each connection, and hears who its client is, so that a stranger costs a descriptor and
-    no thread, unless it speaks TLS; where there are too many it ends those that are silent, and not those that work.
+    A call that blocks holds up its own lane only. One more thread accepts connections, notices clients that hang up
+    during a call, and forgets old lanes.
+
+    The same thread receives the greetings of plain connections, so a stranger costs a descriptor and no thread. A TLS
+    connection gets its thread with its first byte. At the limit of connections, a silent or idle connection gives way
+    to a new one; a working connection stays.
 
     Attributes:
-        lanes: the memories of the lanes, which know the clients.
+        lanes: Memories of the lanes, by which clients are known.
     """
 
     def __init__(
@@ -79,15 +92,16 @@ class TensorServer:
         lane_memory_secs: float = 600.0,
         gone_secs: float = 10.0,
     ) -> None:
-        """Prepares a server; `start` opens it.
+        """Prepares a server; `start` opens its ports.
 
         Args:
-            context: what its connections share, the handler of calls among it.
-            hosts: addresses to listen on; an empty one or ``::`` listens on all, IPv6 too where there is any.
-            port: TCP port; 0 takes a free one.
-            unix: listen on a Unix socket too (in a directory that only this user can enter).
-            lane_memory_secs: how long a lane without a connection is remembered.
-            gone_secs: how long a client without a connection is expected back; then the handler's `gone` is told.
+            context: State shared by the connections, with the handler of calls.
+            hosts: Addresses to listen on. An empty one or ``::`` means all, with IPv6 if the host has it.
+            port: TCP port; 0 takes a free port.
+            unix: True to listen on a Unix socket too, in a directory for this user only.
+            lane_memory_secs: Seconds for which a lane without a connection is remembered.
+            gone_secs: Seconds for which a client without a connection is expected back. Then the handler's `gone` is
+                called.
         """
         self._context = context
         self._limits = context.limits
@@ -97,30 +111,41 @@ class TensorServer:
         self._unix = unix and fast_path_enabled()
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
+        # The socket and its directory; None while there is no Unix socket.
         self._unix_path: str | None = None
         self._unix_directory: str | None = None
         self._listeners: dict[int, socket.socket] = {}
+        # Guards `_past` and the removal from `_connections` together, so that `counters` counts each connection once.
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
-        """By descriptor all that are not closed, the oldest first; only the thread of the listener changes it."""
+        """All connections that are not closed, by descriptor, the oldest first. Only the listener's thread changes the
+        table.
+        """
         self._ended: deque[Connection] = deque()
-        """Those whose thread ends."""
+        """The connections whose thread ends; the listener's thread joins and removes them."""
         self._tidied_at = 0.0
         self._flooded = False
-        """True if a newcomer has given way since: telling of a thousand in a second costs more than the rest."""
+        """True if a newcomer has given way since the last walk. To log a thousand in a second costs more than the
+        rest.
+        """
         self._accepted = 0
-        self._past = [0, 0, 0]  # calls, bytes in and out of connections that are closed
+        # Calls, bytes in and bytes out of the connections that are closed.
+        self._past = [0, 0, 0]
+        # `start` sets all three: a server with a thread has an epoll and an eventfd.
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
+        # The last turn of the listener's thread, and the first turn after this process did not run.
         self._turned_at = self._awake_since = time.monotonic()
 
     def inherit(self, incarnation: int, kept: Mapping[tuple[int, int], tuple[int, Reply]]) -> None:
-        """Before the start: goes on as an earlier process of this server, whose lanes do not notice.
+        """Continues as an earlier process of this server, before `start`.
+
+        The lanes of clients do not notice.
 
         Args:
-            incarnation: of that life.
-            kept: by (client, lane), the number of its last call with an effect, and the reply.
+            incarnation: Incarnation of the earlier process.
+            kept: Number and reply of the last call with an effect, by client and lane.
         """
         self._context.incarnation = incarnation
         now = time.monotonic()
@@ -128,12 +153,12 @@ class TensorServer:
 
     @property
     def port(self) -> int:
-        """The TCP port; the real one once started."""
+        """The TCP port; the real port once started."""
         return self._port
 
     @property
     def unix_path(self) -> str | None:
-        """Path of the Unix socket while the server runs, None without one."""
+        """The path of the Unix socket while the server runs; None without one."""
         return self._unix_path
 
     @property
@@ -145,19 +170,19 @@ class TensorServer:
             return ServerCounters(len(there), self._accepted, len(self.lanes), calls, bytes_in, bytes_out)
 
     def endpoint(self, host: str) -> Endpoint:
-        """What clients need to find this server.
+        """Returns the endpoint by which clients find this server.
 
         Args:
-            host: the name or address by which they reach this host.
+            host: Name or address by which clients reach this host.
         """
         return Endpoint(host, self._port, self._unix_path, host_id(), self._context.incarnation)
 
     def start(self) -> None:
-        """Opens the listeners and starts serving.
+        """Opens the listeners and starts to serve.
 
         Raises:
-            OSError: the port is taken.
-            RuntimeError: it was started before.
+            OSError: The port is taken.
+            RuntimeError: The server was started or stopped before.
         """
         if self._thread is not None or self._context.stopping.is_set():
             raise RuntimeError("a TensorServer starts once; make another")
@@ -176,9 +201,10 @@ class TensorServer:
         self._thread.start()
 
     def silent_secs(self, client: int) -> float | None:
-        """For how long a client has given no sign of life, by a connection or a ping; None when it is not known.
+        """Returns the seconds since a client's last sign of life.
 
-        Time in which this process did not run itself (it was frozen, or starved) does not count: it heard nobody.
+        A sign of life is a connection or a ping. Returns None for an unknown client. Time in which this process did
+        not run (frozen, or starved) does not count.
         """
         heard = self.lanes.heard_at(client)
         if heard is None:
@@ -189,12 +215,12 @@ class TensorServer:
         return max(0.0, now - max(heard, self._awake_since))
 
     def stop(self, grace: float = 0.0, *, leaving: bool = False) -> None:
-        """Closes everything and joins all threads. Does nothing the second time.
+        """Closes all connections and joins all threads. A second call does nothing.
 
         Args:
-            leaving: this server is not expected to come back: clients that are still connected are told so.
-            grace: seconds that calls under way may take to end; then their connections are cut, and the handler
-                is told by its `disconnected`.
+            grace: Seconds for the calls under way to end. Then their connections are cut, and the handler's
+                `disconnected` is called.
+            leaving: True if this server is not expected back. Connected clients then receive a goodbye.
         """
         if self._thread is None or self._context.stopping.is_set():
             self._context.stopping.set()
@@ -207,19 +233,23 @@ class TensorServer:
         self._thread.join(_JOIN_SECS)
         connections = [c for c in self._connections.values() if c.thread is not None]
         for connection in connections:
-            if not connection.busy and not (leaving and connection.is_tls):  # whose own thread says goodbye, soon
+            # A TLS client receives its goodbye from the connection's own thread, within a tick.
+            if not connection.busy and not (leaving and connection.is_tls):
                 if leaving:
                     connection.send_goodbye()
                 connection.interrupt()
+        # Calls under way may take until the deadline. The end of each call sets `progress`.
         while any(connection.busy for connection in connections) and (left := deadline - time.monotonic()) > 0:
             self._context.progress.wait(left)
             self._context.progress.clear()
         for connection in connections:
             if leaving and not connection.busy:
-                connection.join(_GOODBYE_SECS)  # one that was busy says its goodbye by itself
+                # A connection that was busy says goodbye from its own thread.
+                connection.join(_GOODBYE_SECS)
             connection.interrupt()
             if connection.busy:
                 connection.notify_handler()
+        # A handler that does not return keeps its thread and its socket.
         limit = time.monotonic() + _JOIN_SECS
         for connection in connections:
             if connection.join(max(0.0, limit - time.monotonic())):
@@ -234,7 +264,7 @@ class TensorServer:
         self._unix_path = None
 
     def _listen_tcp(self) -> list[socket.socket]:
-        # Several addresses have one port: one that is free at the first may be taken at the next.
+        # All addresses have one port: a port that is free at the first may be taken at the next.
         for left in reversed(range(1 if self._port else _PORT_TRIES)):
             listeners: list[socket.socket] = []
             port = self._port
@@ -256,6 +286,7 @@ class TensorServer:
             try:
                 return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
             except OSError as error:
+                # The system has IPv6, and does not let this process use it: IPv4 alone will do.
                 if port:
                     logging.debug("No IPv6 for the tensor port: %s", error)
                 host = ""
@@ -270,7 +301,8 @@ class TensorServer:
             path = os.path.join(self._unix_directory, socket_dirs.SOCKET_NAME)
             listener.bind(path)
             listener.listen(_BACKLOG)
-        except OSError as error:  # also of a temporary directory with too long a name
+        except OSError as error:
+            # Also raised for a temporary directory with too long a name.
             listener.close()
             logging.info("No Unix socket for tensors: %s", error)
             return []
@@ -278,7 +310,7 @@ class TensorServer:
         return [listener]
 
     def _turn(self) -> None:
-        # Wakes the listener thread.
+        # Wakes the listener's thread.
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
@@ -289,6 +321,7 @@ class TensorServer:
                 try:
                     now = time.monotonic()
                     if now - self._turned_at > _ASLEEP_SECS:
+                        # This process did not run, so it could not hear its clients: their silence counts from now.
                         self._awake_since = now
                     self._turned_at = now
                     for fd, events in self._epoll.poll(_TURN_SECS):
@@ -305,7 +338,8 @@ class TensorServer:
                     if now - self._tidied_at >= _TIDY_SECS:
                         self._tidied_at = now
                         self._tidy(now)
-                except Exception:  # whatever it is, those who are connected and those to come need this thread
+                except Exception:
+                    # The thread survives every error: clients that are connected, and those to come, need it.
                     logging.exception("The tensor port %d goes on after an error", self._port)
                     stopping.wait(_TROUBLE_SECS)
         finally:
@@ -325,7 +359,8 @@ class TensorServer:
             sock, _ = listener.accept()
         except BlockingIOError:
             return False
-        except OSError as error:  # out of descriptors, or the client is gone already
+        except OSError as error:
+            # Out of descriptors, or the client has gone already.
             logging.error("Cannot accept a tensor connection: %s", error)
             self._context.stopping.wait(_TROUBLE_SECS)
             return False
@@ -334,7 +369,8 @@ class TensorServer:
         refused = self._make_room()
         if refused is not None:
             connection.log_refusal(refused)
-            if not connection.is_tls:  # else it would take the reason for a failed handshake
+            # A TLS client would take the reason for a failed handshake.
+            if not connection.is_tls:
                 connection.refuse(refused)
             connection.close()
             return True
@@ -344,9 +380,13 @@ class TensorServer:
         return True
 
     def _make_room(self) -> ResourceExhaustedError | None:
-        """Ends a connection where one more would be too many; gives the error when there is none that may be ended."""
+        """Ends a connection if one more would be too many.
+
+        Returns the error for the newcomer if no connection may be ended, else None.
+        """
         limits = self._limits
         living = [connection for connection in self._connections.values() if not connection.gone]
+        # Newcomers give way first: the silent before those in their greeting, and the oldest first.
         newcomers = [connection for connection in living if connection.state < State.SERVED]
         is_full = len(living) >= limits.connections
         if newcomers and (is_full or len(newcomers) >= limits.handshakes):
@@ -359,7 +399,7 @@ class TensorServer:
             return None
         if not is_full:
             return None
-        # Of the client that has most, the one that was idle for longest.
+        # Then the connection that was idle for longest, of the client with the most connections.
         having = Counter(connection.client for connection in living)
         since = time.monotonic() - _WORKS_SECS
         idle = [connection for connection in living if not connection.busy and connection.idle_since <= since]
@@ -383,10 +423,14 @@ class TensorServer:
         with self._lock:
             del self._connections[connection.fd]
             self._past = [past + last for past, last in zip(self._past, _figures(connection), strict=True)]
-        connection.close()  # epoll forgets it
+        # epoll forgets a closed descriptor.
+        connection.close()
 
     def _greet(self, connection: Connection, events: int) -> None:
-        """Hears what has come of a greeting; begins with the connection when it is over, or speaks TLS."""
+        """Receives a part of a greeting; starts the thread after the whole.
+
+        A TLS connection gets its thread at once: the greeting comes after the handshake.
+        """
         try:
             if not connection.is_tls:
                 connection.receive_greeting(socket.MSG_DONTWAIT)
@@ -406,7 +450,10 @@ class TensorServer:
             self._begin(connection)
 
     def _begin(self, connection: Connection) -> None:
-        """Has a thread serve a connection; closes it where that is not possible."""
+        """Starts the thread of a connection.
+
+        Closes the connection if the system has no thread for it.
+        """
         name = f"tensor connection {self._accepted}"
         connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
         before, connection.state = connection.state, State.ENTERING
@@ -414,9 +461,10 @@ class TensorServer:
         try:
             self._epoll.modify(connection.fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
             connection.thread.start()
-        except (RuntimeError, MemoryError, OSError) as error:  # no thread, memory or descriptor to be had just now
+        except (RuntimeError, MemoryError, OSError) as error:
+            # No thread, memory or descriptor is to be had just now. The client will try again.
             connection.state = before
-            self._remove(connection)  # its client tries again
+            self._remove(connection)
             logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
             self._context.stopping.wait(_TROUBLE_SECS)
 
@@ -426,7 +474,8 @@ class TensorServer:
         finally:
             self._ended.append(connection)
             if not self._context.stopping.is_set():
-                self._turn()  # the listener thread joins this one and closes the socket
+                # The listener's thread joins this thread and closes the socket.
+                self._turn()
 
     def _join_ended(self) -> None:
         while self._ended:
@@ -435,6 +484,7 @@ class TensorServer:
             self._remove(connection)
 
     def _tidy(self, now: float) -> None:
+        # Newcomers have `hello_secs` for the greeting, and the TLS handshake before it.
         late, self._flooded = now - self._limits.hello_secs, False
         for connection in list(self._connections.values()):
             if connection.state < State.SERVED:

@@ -1,4 +1,7 @@
-"""Stages and plans as protocol buffers and back: what travels once, when a step is registered."""
+"""Stages and plans as protocol buffers and back.
+
+The messages travel once, when a step is registered.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,18 @@ from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 from runtime.wire.codec import decode_dynamic, encode_dynamic
 
 MOST_BYTES: Final = (2 << 30) - (1 << 20)
-"""Bytes of the tensors of one message: protobuf takes 2 GiB with what else is in it."""
+"""Most bytes of the tensors of one message. Protobuf takes 2 GiB with the other fields."""
 
 
 def pack(arrays: Sequence[Array]) -> bytes:
     """Returns arrays in the dynamic encoding, as one piece for a message field.
 
     Raises:
-        ResourceExhaustedError: They are larger than a message of gRPC can be; seen before anything is copied.
+        ResourceExhaustedError: The arrays are larger than a gRPC message can be. Raised before any copy.
+
+    Example:
+        >>> unpack(pack([np.ones(2, np.float32)]))
+        [array([1., 1.], dtype=float32)]
     """
     nbytes = sum(array.nbytes for array in arrays)
     if nbytes > MOST_BYTES:
@@ -47,7 +54,7 @@ def pack(arrays: Sequence[Array]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Array]:
-    """The arrays that ``pack`` packed, writable."""
+    """Returns writable copies of the arrays in a field of `pack`."""
     return [np.array(a) for a in decode_dynamic(data)]
 
 
@@ -60,7 +67,7 @@ def _spec_from(message: pb.TensorSpecDef) -> TensorSpec:
 
 
 def device_to_proto(device: Device) -> pb.DeviceDef:
-    """A device as a message."""
+    """Returns the message of a device."""
     return pb.DeviceDef(
         job=device.job,
         task=device.task,
@@ -71,16 +78,16 @@ def device_to_proto(device: Device) -> pb.DeviceDef:
 
 
 def device_from_proto(message: pb.DeviceDef) -> Device:
-    """The device that ``device_to_proto`` made a message of."""
+    """Returns the device of a message."""
     return Device(message.job, message.task, message.type, message.index, message.platform)
 
 
 def call_to_proto(call: StageCall, *, with_blob: bool = True) -> pb.StageCallDef:
-    """A stage call as a message.
+    """Returns the message of a stage call.
 
     Args:
-        call: the stage call.
-        with_blob: send the program along; without it only its SHA-256.
+        call: Stage call.
+        with_blob: True to send the program along; False sends only its SHA-256.
     """
     stage = call.stage
     message = pb.StageCallDef(
@@ -134,11 +141,12 @@ def _attributes_of(host: pb.HostCallDef) -> Any:
     try:
         return json.loads(host.attrs_json)
     except (ValueError, RecursionError):
+        # Nesting without end in the text of another process raises RecursionError.
         raise InvalidArgumentError(f"the attributes of the kernel {host.kernel[:100]!r} are no JSON") from None
 
 
 def call_from_proto(message: pb.StageCallDef) -> StageCall:
-    """The stage call that ``call_to_proto`` made a message of."""
+    """Returns the stage call of a message."""
     m = message.stage
     program = None
     if m.HasField("program"):
@@ -176,7 +184,7 @@ def call_from_proto(message: pb.StageCallDef) -> StageCall:
 
 
 def plan_to_proto(plan: Plan) -> pb.PlanDef:
-    """A plan as a message, programs and constants included."""
+    """Returns the message of a plan, with its programs and constants."""
     return pb.PlanDef(
         feeds=plan.feeds,
         constants=pack(plan.constants),
@@ -188,15 +196,15 @@ def plan_to_proto(plan: Plan) -> pb.PlanDef:
 
 
 def plan_from_proto(message: pb.PlanDef, limits: Limits | None = None) -> Plan:
-    """The plan that ``plan_to_proto`` made a message of.
+    """Returns the plan of a message.
 
     Args:
-        message: the message.
-        limits: of the task that is to run it.
+        message: Message of `plan_to_proto`.
+        limits: Limits of the task that runs the plan; the defaults if None.
 
     Raises:
-        ResourceExhaustedError: it has too many slots, each of which costs memory in every step.
-        InvalidArgumentError: the number of its slots is none.
+        ResourceExhaustedError: The plan has too many slots, each of which costs memory in every step.
+        InvalidArgumentError: The number of slots is negative.
     """
     limits = limits or Limits()
     if message.slots < 0:

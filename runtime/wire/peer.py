@@ -1,4 +1,7 @@
-"""The client side of one task: a pool of lanes, and a heartbeat that notices when the task falls silent."""
+"""The client side of one task: a pool of lanes, and a heartbeat.
+
+The heartbeat notices a task that falls silent.
+"""
 
 import itertools
 import threading
@@ -15,19 +18,20 @@ from runtime.wire.endpoint import Endpoint
 from runtime.wire.heartbeat import Heartbeat
 
 _JOIN_SECS: Final = 5.0
-# Unique in the process: two peers with one client id must not take each other's lanes away.
+"""Seconds that `close` waits for the thread of the heartbeat."""
+# Unique in the process: two peers with one client id must not take over each other's lanes.
 _lane_numbers: Final = itertools.count(1)
 
 
 class Peer:
-    """A task as its clients see it. Any number of threads may use it.
+    """A task as its clients see it. Any number of threads may use a peer.
 
-    The peer is bound to the incarnation of its first contact: when the task has restarted, every later call raises
-    AbortedError, and a new Peer is needed to talk to the new one.
+    The peer is bound to the incarnation of its first contact. After a restart of the task every later call raises
+    AbortedError; a new Peer reaches the new process.
 
     Attributes:
-        task: such as "/job:ps/task:0".
-        options: the limits in force.
+        task: Name of the task, such as "/job:ps/task:0".
+        options: Limits in force.
     """
 
     def __init__(
@@ -40,25 +44,28 @@ class Peer:
         options: ChannelOptions | None = None,
         certificates: Certificates | None = None,
     ) -> None:
-        """Remembers how to reach the task; touches no network and starts no thread.
+        """Remembers the way to the task; touches no network and starts no thread.
 
         Args:
-            task: name for messages.
-            resolve: asks the task where its tensor port is, given the seconds it may take. Raises UnavailableError
-                if the task is surely gone (nobody listens), DeadlineExceededError if it does not answer.
-            client_id: random u64 of this process or session.
-            find_token: gives the token that the task should ask for; asked for each connection.
-            options: time limits and sizes.
-            certificates: of this process: connections over TCP are TLS with them, and the server's certificate must be
-                that of the task. Unix sockets stay plain.
+            task: Name of the task, for messages.
+            resolve: Function that asks the task for its tensor port, within the seconds given. Raises UnavailableError
+                if the task is surely gone (connection refused), DeadlineExceededError if the task does not answer.
+            client_id: Random u64 of this process or session.
+            find_token: Function that returns the token of the task, called for each connection.
+            options: Time limits and sizes; the defaults if None.
+            certificates: Certificates of this process, or None. With certificates, TCP connections are TLS, and the
+                server's certificate must be that of the task. Unix sockets stay plain.
         """
         self.task = task
         self._home = HomeProcess("the connection")
         self.options = options or ChannelOptions()
         self._dialer = Dialer(task, resolve, client_id, find_token, self.options, certificates)
+        # `_lanes` holds all lanes that are not dropped, the idle ones among them, and needs `_lock`. `_idle` needs
+        # none: append, pop and remove of a list are atomic.
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
         self._lock = threading.Lock()
+        # Both change once: `_incarnation` at the first contact, `_lost` when the task is found to have restarted.
         self._incarnation: int | None = None
         self._lost = False
         self._closed = threading.Event()
@@ -69,45 +76,48 @@ class Peer:
 
     @property
     def lost(self) -> bool:
-        """Whether the task was found to have restarted: every later call raises AbortedError."""
+        """True if the task was found to have restarted. Every later call raises AbortedError."""
         return self._lost
 
     @property
     def incarnation(self) -> int | None:
-        """Incarnation of the server at first contact; None before."""
+        """The incarnation of the server at first contact; None before."""
         return self._incarnation
 
     @property
     def left(self) -> bool:
-        """Whether the task has said goodbye for good."""
+        """True if the task has said goodbye for good."""
         return self._heart.goodbye_received()
 
     @property
     def silent_since(self) -> float | None:
-        """`time.monotonic()` of the last sign of life if the heartbeat has given the peer up, else None."""
+        """The `time.monotonic()` of the last sign of life while the peer is silent, else None."""
         return self._heart.silent_since
 
     def acquire(self, *, deadline: float | None = None) -> Lane:
-        """Gives a connected lane to the calling thread, which gives it back by `release`.
+        """Returns a connected lane for the calling thread.
+
+        The thread gives the lane back by `release`.
 
         Args:
-            deadline: `time.monotonic()` at which connecting gives up.
+            deadline: `time.monotonic()` at which connecting gives up; None for no deadline.
 
         Raises:
-            UnavailableError: the task is gone, or silent for `reconnect_secs`.
-            AbortedError: it has restarted since the first contact.
-            TaskLeftError: it has left for good.
-            UnauthenticatedError: it refused our token, or could not show that it has it.
-            DeadlineExceededError: the deadline has passed.
-            CancelledError: this peer is closed.
-            FailedPreconditionError: this process is a forked child of the one that made the peer.
+            UnavailableError: The task is gone, or silent for `reconnect_secs`.
+            AbortedError: The task has restarted since the first contact.
+            TaskLeftError: The task has left for good.
+            UnauthenticatedError: The task refused our token, or did not show that it has the token.
+            DeadlineExceededError: The deadline has passed.
+            CancelledError: This peer is closed.
+            FailedPreconditionError: This process is a forked child of the process that made the peer.
         """
         self._home.check()
         while not self._lost:
             try:
                 lane = self._idle.pop()
             except IndexError:
-                return self._open(deadline)  # of a closed peer an error
+                # A closed peer raises its error here.
+                return self._open(deadline)
             if lane.usable:
                 return lane
             self._discard(lane)
@@ -116,26 +126,31 @@ class Peer:
         raise self._lost_error()
 
     def release(self, lane: Lane) -> None:
-        """Takes a lane back; one that is broken or has a call under way is closed and dropped."""
+        """Takes a lane back. A lane that is broken or has a call under way is closed."""
         if lane.usable and not self._lost:
             self._idle.append(lane)
             if not self._closed.is_set():
                 return
-            try:  # close() ran before or at this moment, and may or may not have seen the lane
+            try:
+                # `close` ran before or at this moment, and may or may not have seen the lane. The thread that removes
+                # it from the list closes it.
                 self._idle.remove(lane)
             except ValueError:
                 return
         self._discard(lane)
 
     def cancel_calls(self) -> None:
-        """Makes the calls under way raise CancelledError, from any thread; later ones use new connections."""
+        """Makes all calls under way raise CancelledError, from any thread.
+
+        Later calls use new connections.
+        """
         for lane in self._all_lanes():
             lane.cancel()
 
     def close(self) -> None:
-        """Says goodbye, cancels the calls under way and ends the heartbeat. Does nothing the second time.
+        """Ends the heartbeat, cancels the calls under way and says goodbye.
 
-        Whoever holds a lane still gives it back: that closes its socket.
+        A second call does nothing. A thread that holds a lane still releases it, which closes its socket.
         """
         if self._home.was_left:
             return
@@ -152,10 +167,11 @@ class Peer:
                 lane.cancel()
         if heartbeat is not None:
             self._heart.wake()
-            if heartbeat.is_alive():  # a signal may have come into its start, and brought us here
+            # A signal may have come during the start of the thread, and its handler called `close`.
+            if heartbeat.is_alive():
                 heartbeat.join(_JOIN_SECS)
         for lane in idle:
-            # The heartbeat says goodbye for all, unless it was waiting for an answer or never got to connect.
+            # The heartbeat says goodbye for all lanes, unless it was waiting for an answer or never got to connect.
             self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)
 
     def _open(self, deadline: float | None) -> Lane:
@@ -183,7 +199,8 @@ class Peer:
             if self._incarnation == incarnation:
                 return
             self._lost = True
-        for lane in self._all_lanes():  # they find out as they connect again
+        # The calls of the lanes find out as they connect again.
+        for lane in self._all_lanes():
             lane.interrupt()
         raise self._lost_error()
 

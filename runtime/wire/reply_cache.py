@@ -1,7 +1,7 @@
-"""What a server remembers of each lane, so that a call that is sent twice runs once.
+"""The memory of each lane on a server, so that repeated calls run once.
 
-A lane's calls are numbered. For each lane the server keeps which connection speaks for it (the newest), which call
-is running, and the reply of the last call that had an effect, until the next call shows that it arrived.
+The calls of a lane are numbered. For each lane the server keeps the newest connection, the number of the newest call,
+and the reply of the last call with an effect. The reply stays until the next call shows that it arrived.
 """
 
 import threading
@@ -13,64 +13,71 @@ from runtime.limits import Limits
 from runtime.trust.roles import ANYBODY, Identity
 
 _WAIT_SECS = 1.0
+"""Seconds between two looks for a client that has hung up, in a wait for an earlier run of its call."""
 
 
 class Owner(Protocol):
     """A connection that speaks for a lane."""
 
     gone: bool
-    """True if its client has hung up."""
+    """True once the client has hung up."""
     heard_at: float
-    """`time.monotonic()` of its client's last sign of life: the connection itself, or a ping."""
+    """The `time.monotonic()` of the client's last sign of life: the connection itself, or a ping."""
 
 
 Kept = TypeVar("Kept")
 
 
 class Superseded(Exception):
-    """Nobody waits for this connection's answer any more; its thread must end without answering."""
+    """The end of a connection without an answer.
+
+    No client waits for the answer any more.
+    """
 
 
 class LaneRecord(Generic[Kept]):
-    """The memory of one lane. The thread of its owner calls `begin` and `finish` around each call."""
+    """The memory of one lane. The owner's thread calls `begin` and `finish` around each call."""
 
     __slots__ = ("_changed", "_kept", "_running", "_waiting", "attempt", "closed_at", "lock", "memory", "owner", "seq")
 
     def __init__(self) -> None:
-        """A lane of which nothing has happened yet."""
+        """Makes the memory of a lane without calls."""
         self.lock = threading.Lock()
+        # Notified when a call ends or the owner changes. `_waiting` counts the threads in `begin` that wait for it.
         self._changed = threading.Condition(self.lock)
         self._waiting = 0
         self.seq = 0
         """Number of the newest call."""
         self._running = False
+        # The reply of call `seq`, if the call must not run again. None while `_running`.
         self._kept: Kept | None = None
         self.memory: dict[str, Any] = {}
-        """What the handler has noted of the newest call, for the run that takes the place of one that was cut off."""
+        """Notes of the handler on the newest call, for the run after one that was cut off."""
         self.attempt = -1
         self.owner: Owner | None = None
+        # When the last connection closed; of no meaning while there is an `owner`.
         self.closed_at = 0.0
 
     def inherit(self, seq: int, kept: Kept, now: float) -> None:
-        """Takes over what an earlier process of the server remembered of the lane."""
+        """Takes over the memory of an earlier process of the server."""
         with self.lock:
             self.seq, self._kept, self.closed_at = seq, kept, now
 
     def begin(self, owner: Owner, seq: int) -> Kept | None:
-        """Starts a call, or gives its reply if it has been run already.
+        """Starts a call, or returns the reply of an earlier run.
 
-        Waits while a call still runs for an earlier connection of the lane.
+        Waits while the call still runs for an earlier connection of the lane.
 
         Args:
-            owner: the connection that asks.
-            seq: number of the call.
+            owner: Connection that received the call.
+            seq: Number of the call.
 
         Returns:
-            The reply to send again, or None: run the call, then `finish` it.
+            The reply to send again. None if the caller must run the call, then `finish` it.
 
         Raises:
-            Superseded: a newer connection speaks for the lane, or the client of this one is gone.
-            FailedPreconditionError: the lane has already got to a later call.
+            Superseded: A newer connection speaks for the lane, or the client has hung up.
+            FailedPreconditionError: The lane has reached a later call already.
         """
         with self.lock:
             while self._running and self.owner is owner and not owner.gone:
@@ -83,7 +90,8 @@ class LaneRecord(Generic[Kept]):
                 return self._kept
             if seq < self.seq:
                 raise FailedPreconditionError(f"call {seq} of this lane came after call {self.seq}")
-            self._kept = None  # a later call shows that the reply arrived; what it references is free now
+            # A later call shows that the reply arrived, so its tensors can be freed.
+            self._kept = None
             if self.memory and seq != self.seq:
                 self.memory = {}
             self.seq = seq
@@ -94,7 +102,7 @@ class LaneRecord(Generic[Kept]):
         """Ends the running call.
 
         Args:
-            kept: its reply if it must not run again, None if it may.
+            kept: Reply of the call if the call must not run again, else None.
         """
         with self.lock:
             self._running = False
@@ -103,7 +111,7 @@ class LaneRecord(Generic[Kept]):
                 self._changed.notify_all()
 
     def take_over(self, owner: Owner | None, attempt: int, now: float) -> Owner | None:
-        """Makes another connection, or none, the owner, and gives the one before."""
+        """Changes or removes the owner, and returns the owner before."""
         with self.lock:
             before, self.owner = self.owner, owner
             self.attempt = attempt
@@ -116,30 +124,34 @@ class LaneTable(Generic[Kept]):
     """The memories of all lanes of a server, by client id and lane number.
 
     Args:
-        limits: how many connections and lanes a client may have.
+        limits: Limits on the connections and lanes of a client; the defaults if None.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        """Starts empty."""
+        """Makes an empty table."""
         self._limits = limits or Limits()
         self._lock = threading.Lock()
+        # A client has an entry only with at least one lane, and an identity only with an entry.
         self._clients: dict[int, dict[int, LaneRecord[Kept]]] = {}
-        self._who: dict[int, Identity] = {}  # of the clients that have shown a certificate
+        # The clients that have shown a certificate.
+        self._who: dict[int, Identity] = {}
+        # The clients that the last `give_up` found without a connection.
         self._given_up: set[int] = set()
         self._left: dict[int, float] = {}
-        """When clients have said goodbye that have not been forgotten yet."""
+        """The times of goodbyes, by client, until `expire` forgets them."""
+        # Before this time an unknown lane is welcomed as known; see `inherit`.
         self._welcome_until = 0.0
 
     def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float) -> None:
-        """Goes on from what an earlier process of the server remembered.
+        """Takes over the memory of an earlier process of the server.
 
-        A lane that is not in it has had no effect that is left: it is welcomed as if it were known. But only for as
-        long as this life cannot have forgotten a lane of its own, whose call may have run.
+        A lane without an entry has had no effect that lasts, so it is welcomed as known. After ``until`` it is not: by
+        then this process may have forgotten a lane of its own, whose call has run.
 
         Args:
-            kept: by (client, lane), the number of its last call with an effect, and the reply.
+            kept: Number and reply of the last call with an effect, by client and lane.
             now: `time.monotonic()`.
-            until: when `expire` may drop a lane for the first time, by the same clock.
+            until: `time.monotonic()` at which `expire` may drop a lane for the first time.
         """
         with self._lock:
             self._welcome_until = until
@@ -149,30 +161,30 @@ class LaneTable(Generic[Kept]):
                 self._clients.setdefault(client, {})[lane] = record
 
     def __len__(self) -> int:
-        """Number of lanes remembered."""
+        """Returns the number of remembered lanes."""
         with self._lock:
             return sum(map(len, self._clients.values()))
 
     def attach(
         self, client: int, lane: int, attempt: int, owner: Owner, now: float, who: Identity = ANYBODY
     ) -> tuple[LaneRecord[Kept], bool, Owner | None]:
-        """Makes a connection the one that speaks for a lane.
+        """Makes a connection the owner of a lane.
 
         Args:
-            client: id of the client.
-            lane: number of the lane.
-            attempt: grows with every connection of the lane.
-            owner: the connection.
+            client: Id of the client.
+            lane: Number of the lane.
+            attempt: Count of the lane's connections.
+            owner: Connection to attach.
             now: `time.monotonic()`.
-            who: the client has shown itself to be.
+            who: Identity that the client has shown.
 
         Returns:
-            The lane's memory, whether it was there before, and the connection that it replaces.
+            The memory of the lane, True if the lane was known, and the owner before.
 
         Raises:
-            Superseded: a later attempt was here before.
-            PermissionDeniedError: the id is that of another client.
-            ResourceExhaustedError: the client has too many connections.
+            Superseded: A connection with a later attempt has attached before.
+            PermissionDeniedError: The id belongs to another client.
+            ResourceExhaustedError: The client has too many connections.
         """
         with self._lock:
             self._check_client(client, who)
@@ -191,7 +203,11 @@ class LaneTable(Generic[Kept]):
             return record, known, record.take_over(owner, attempt, now)
 
     def check_client(self, client: int, who: Identity) -> None:
-        """Raises PermissionDeniedError when a client's id is known as that of another than ``who``."""
+        """Checks that ``who`` may use the id of a client.
+
+        Raises:
+            PermissionDeniedError: The id belongs to another client.
+        """
         with self._lock:
             self._check_client(client, who)
 
@@ -201,7 +217,13 @@ class LaneTable(Generic[Kept]):
             raise PermissionDeniedError(f"this session is that of {known}, and the client is {who}")
 
     def _make_room(self, lanes: dict[int, LaneRecord[Kept]]) -> None:
-        """Before a client gets one more lane."""
+        """Makes room for one more lane of a client.
+
+        At the limit of lanes, drops the lane that closed first.
+
+        Raises:
+            ResourceExhaustedError: The client has too many connections.
+        """
         limits = self._limits
         closed = [lane for lane, record in lanes.items() if record.owner is None]
         if (connected := len(lanes) - len(closed)) >= limits.client_connections:
@@ -210,15 +232,16 @@ class LaneTable(Generic[Kept]):
             del lanes[min(closed, key=lambda lane: lanes[lane].closed_at)]
 
     def detach(self, client: int, lane: int, record: LaneRecord[Kept], owner: Owner, now: float) -> None:
-        """Notes that a connection has closed; the memory stays until `expire`.
+        """Notes that a connection has closed. The memory stays until `expire`.
 
-        Not that of a lane without calls whose client has said goodbye: its hello was on its way when the client left.
+        An exception is a lane without calls whose client has said goodbye: its hello was on the way when the client
+        left. Its memory goes at once.
 
         Args:
-            client: id of the client.
-            lane: number of the lane.
-            record: its memory.
-            owner: the connection.
+            client: Id of the client.
+            lane: Number of the lane.
+            record: Memory of the lane.
+            owner: Connection that has closed.
             now: `time.monotonic()`.
         """
         with self._lock:
@@ -239,8 +262,8 @@ class LaneTable(Generic[Kept]):
         """Drops the memory of one lane, or of all lanes of a client.
 
         Args:
-            client: its id.
-            lane: the lane; None for a client that leaves.
+            client: Id of the client.
+            lane: Number of the lane; None for a client that leaves.
             now: `time.monotonic()`.
         """
         with self._lock:
@@ -252,9 +275,12 @@ class LaneTable(Generic[Kept]):
             self._clients.pop(client, None)
 
     def give_up(self, before: float) -> list[int]:
-        """The clients without any connection, the last of which closed before that time.
+        """Returns the clients without a connection since ``before``.
 
-        A client is given once, and again only if it was connected in between.
+        Returns each client once, and again only after another connection.
+
+        Args:
+            before: `time.monotonic()` before which the last connection closed.
         """
         with self._lock:
             silent = {
@@ -267,18 +293,21 @@ class LaneTable(Generic[Kept]):
             return sorted(new)
 
     def heard_at(self, client: int) -> float | None:
-        """`time.monotonic()` of a client's last sign of life; None when nothing of it is remembered."""
+        """Returns the `time.monotonic()` of a client's last sign of life.
+
+        Returns None for an unknown client.
+        """
         with self._lock:
             records = self._clients.get(client, {}).values()
             return max((r.closed_at if r.owner is None else r.owner.heard_at for r in records), default=None)
 
     def connected(self, client: int) -> bool:
-        """Whether a client has a connection at this moment."""
+        """Returns True if a client has a connection now."""
         with self._lock:
             return any(record.owner is not None for record in self._clients.get(client, {}).values())
 
     def expire(self, before: float) -> None:
-        """Drops the lanes whose last connection closed before that time."""
+        """Drops the lanes whose last connection closed before ``before``."""
         with self._lock:
             old = [
                 (client, lane)

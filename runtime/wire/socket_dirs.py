@@ -1,4 +1,7 @@
-"""Directories of Unix sockets: made with the process id in the name, and removed when that process died without."""
+"""Directories of Unix sockets, with the process id in the name.
+
+A server removes its directory at its end. A server that starts removes those of processes that died before.
+"""
 
 import contextlib
 import os
@@ -13,25 +16,25 @@ from typing import Final
 SOCKET_NAME: Final = "tensors"
 _PREFIX: Final = "bellwether-"
 _YOUNG_SECS: Final = 60.0
-"""A directory of another container may be about to get its socket."""
+"""Seconds for which a directory without a socket may be that of a starting server in another container."""
 
 
 def make_directory() -> str:
-    """A fresh directory for a socket, which only this user can enter."""
+    """Makes a directory for a socket, which only this user can enter."""
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
 
 
 def sweep(parent: Path | None = None) -> int:
     """Removes this user's socket directories of processes that are gone.
 
-    A process id alone does not say so: containers that share a directory for temporary files do not share those. So
-    the socket is tried too.
+    A process id alone is no proof. Containers that share a directory for temporary files have process ids of their
+    own. So the socket is tried too.
 
     Args:
-        parent: where to look; the directory for temporary files by default.
+        parent: Directory to look in; the directory for temporary files by default.
 
     Returns:
-        How many were removed.
+        The number of removed directories.
     """
     removed = 0
     for path in Path(parent or tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
@@ -47,7 +50,8 @@ def _is_abandoned(path: Path) -> bool:
     try:
         about = path.lstat()
     except OSError:
-        return False  # another server has just removed it
+        # Another server has just removed it.
+        return False
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
         return False
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
@@ -58,6 +62,7 @@ def _is_abandoned(path: Path) -> bool:
             return True
         except FileNotFoundError:
             return about.st_mtime < time.time() - _YOUNG_SECS
-        except OSError:  # somebody listens but has no room just now, or the name is too long to try
+        except OSError:
+            # A server listens but has no room just now, or the name is too long to try.
             return False
     return False

@@ -1,8 +1,8 @@
-"""Bytes over sockets: whole frames out of many buffers, exact reads, TLS or not, and how a socket is set up.
+"""Bytes over sockets: frames out of many buffers, exact reads, and setup.
 
-Plain sockets stay in blocking mode and get their time limit from the kernel (`set_tick`): a blocked call returns
-after one tick, and the caller looks at its deadline. That costs nothing on calls that do not block for long,
-where Python's own timeouts cost a poll() for each read and write.
+Plain sockets stay in blocking mode and get their time limit from the kernel (`set_tick`). A blocked call returns after
+one tick, and the caller looks at its deadline. A call that does not block for long pays nothing for this. Python's own
+timeouts cost a poll() for each read and write.
 """
 
 import contextlib
@@ -18,30 +18,36 @@ import numpy as np
 from runtime.wire.codec import Buffer
 
 TICK_SECS: Final = 1.0
+"""Seconds after which a blocked read or write returns to look at its deadline."""
 MAX_IOV: Final = 1024
 """Most buffers that the kernel takes in one sendmsg."""
 _TLS_JOIN_BYTES: Final = 16 << 10
-# Over loopback a socket buffer that fits the cache moves large tensors twice as fast as the automatic one
-# (64 MB: 12 ms against 31 ms here). Between machines the automatic size knows the round trip time; we do not.
+"""Bytes up to which small pieces are joined; the longest record of TLS."""
+# Over loopback a socket buffer that fits the cache moves large tensors twice as fast as the automatic size (64 MB: 12
+# ms, not 31 ms). Between machines the automatic size follows the round trip time, which is not known here.
 _LOOPBACK_BUFFER_BYTES: Final = 256 << 10
 _UNIX_BUFFER_BYTES: Final = 512 << 10
 _DRAIN_BYTES: Final = 64 << 10
 _TIMEVAL: Final = struct.Struct("@ll")
 _CREDENTIALS: Final = struct.Struct("@iII")
-"""What Linux tells of a peer: process, user, group."""
+"""The credentials that Linux reports of a peer: process, user, group."""
 
 
 class Waiter(Protocol):
-    """Whoever waits for a socket: told of every tick without bytes, and counting the bytes."""
+    """The object for which a transfer runs."""
 
     progress: int
+    """Count of the bytes moved."""
 
     def stalled(self) -> None:
-        """A tick passed without a byte; raises to give up."""
+        """Handles a tick without a byte; raises to give up."""
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets up a new connection: no delay, sensible buffers, and keepalive so that a vanished host is noticed."""
+    """Sets up a new connection: no delay, buffers, and keepalive.
+
+    Keepalive and the user timeout let the kernel notice a vanished host.
+    """
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
         return
@@ -54,14 +60,20 @@ def tune(sock: socket.socket) -> None:
 
 
 def tune_buffers(sock: socket.socket) -> None:
-    """Sets the buffers of a connected TCP socket, if the peer is this host."""
+    """Sets the buffers of a TCP connection within this host.
+
+    Leaves other connections alone.
+    """
     if sock.family != socket.AF_UNIX and sock.getpeername()[0] == sock.getsockname()[0]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
 
 
 def peer_user(sock: socket.socket) -> int | None:
-    """The user id of the process at the other end of a Unix socket; None of any other."""
+    """Returns the user id of the process behind a Unix socket.
+
+    Returns None for any other socket.
+    """
     if sock.family != socket.AF_UNIX:
         return None
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -69,11 +81,20 @@ def peer_user(sock: socket.socket) -> int | None:
 
 
 def set_tick(sock: socket.socket, seconds: float) -> None:
-    """Makes blocked reads and writes return after `seconds` (BlockingIOError, or TimeoutError with TLS)."""
-    if isinstance(sock, ssl.SSLSocket):  # OpenSSL would swallow the kernel's limit and go on waiting
+    """Makes blocked reads and writes return after `seconds`.
+
+    They raise BlockingIOError, or TimeoutError with TLS.
+
+    Args:
+        sock: Connected socket.
+        seconds: Length of a tick, at least a microsecond.
+    """
+    if isinstance(sock, ssl.SSLSocket):
+        # OpenSSL would swallow the kernel's limit and continue to wait.
         sock.settimeout(seconds)
         return
     whole = int(seconds)
+    # A limit of zero would mean no limit at all.
     limit = _TIMEVAL.pack(whole, max(1, int((seconds - whole) * 1e6)))
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -81,36 +102,44 @@ def set_tick(sock: socket.socket, seconds: float) -> None:
 
 
 def interrupt(sock: socket.socket) -> None:
-    """Ends the connection from any thread: whoever is blocked in it returns at once. The owner still closes it."""
+    """Ends the connection, from any thread.
+
+    A thread that is blocked in the connection returns at once. The owner still closes the socket.
+    """
     try:
         # Not sock.shutdown: SSLSocket's forgets the TLS state, and the blocked reader would get raw bytes.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
-        return  # not connected any more: nobody is blocked in it
+        # Not connected any more, so no thread is blocked in the connection.
+        return
 
 
 def half_close(sock: socket.socket) -> None:
-    """Tells the peer, from any thread, that nothing more will come; what it sends still arrives."""
-    with contextlib.suppress(OSError):  # not connected any more: the peer knows
+    """Ends the sending side, from any thread. Bytes of the peer still arrive."""
+    # The peer of a broken connection knows already.
+    with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
 
 
 def hung_up(sock: socket.socket) -> bool:
-    """Whether the peer has closed the connection, without reading from it."""
+    """Returns True if the peer has closed the connection. Reads nothing."""
     try:
         poll = select.poll()
         poll.register(sock, select.POLLRDHUP)
     except (OSError, ValueError):
-        return True  # closed on our side
+        # Closed on our side.
+        return True
     return bool(poll.poll(0))
 
 
 def has_bytes(sock: socket.socket) -> bool:
-    """Whether something has come that can be read; with TLS perhaps not all of it yet.
+    """Returns True if received bytes can be read.
+
+    With TLS the bytes may be an incomplete record, so a read may still wait.
 
     Raises:
-        ConnectionResetError: nothing has, and nothing will: the peer has closed the connection.
-        OSError: the connection broke.
+        ConnectionResetError: The peer has closed the connection, and no byte is left.
+        OSError: The connection broke.
     """
     if isinstance(sock, ssl.SSLSocket):
         poll = select.poll()
@@ -125,9 +154,12 @@ def has_bytes(sock: socket.socket) -> bool:
 
 
 def ends_with(sock: socket.socket, frame: bytes) -> bool:
-    """Reads what has come and waits in a connection that nobody else reads; says whether it ends with a frame."""
+    """Returns True if the received bytes end with ``frame``.
+
+    Reads and drops all bytes that have arrived. No other thread may read the connection.
+    """
     tail, secure = b"", isinstance(sock, ssl.SSLSocket)
-    # Nothing more has come; or the connection is broken, or closed on our side.
+    # The loop ends when nothing more has come, or the connection is broken or closed on our side.
     with contextlib.suppress(OSError, ValueError):
         before = sock.gettimeout()
         try:
@@ -144,9 +176,14 @@ def ends_with(sock: socket.socket, frame: bytes) -> bool:
 def receive_rest(sock: socket.socket, window: memoryview, waiter: Waiter) -> None:
     """Fills `window` from the socket.
 
+    Args:
+        sock: Connected socket.
+        window: Memory to fill.
+        waiter: Object told of ticks without a byte; counts the bytes.
+
     Raises:
-        ConnectionResetError: the peer closed the connection before.
-        OSError: the connection broke.
+        ConnectionResetError: The peer closed the connection before.
+        OSError: The connection broke.
     """
     while window:
         try:
@@ -161,16 +198,16 @@ def receive_rest(sock: socket.socket, window: memoryview, waiter: Waiter) -> Non
 
 
 def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter: Waiter) -> None:
-    """Sends what a first sendmsg of `segments` has left over.
+    """Sends the bytes of `segments` that a first sendmsg has left over.
 
     Args:
-        sock: the connection.
-        segments: the whole frame.
-        skip: how many of its bytes are sent already.
-        waiter: is told about ticks without progress.
+        sock: Connected socket.
+        segments: Buffers of the whole frame.
+        skip: Number of bytes already sent.
+        waiter: Object told of ticks without a byte; counts the bytes.
 
     Raises:
-        OSError: the connection broke.
+        OSError: The connection broke.
     """
     views = [view for view in map(byte_view, segments) if view]
     secure = isinstance(sock, ssl.SSLSocket)
@@ -188,13 +225,14 @@ def send_rest(sock: socket.socket, segments: Sequence[Buffer], skip: int, waiter
         try:
             count = sock.send(views[first]) if secure else sock.sendmsg(views[first : first + MAX_IOV])
         except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError):
-            waiter.stalled()  # sending the same view again is what OpenSSL asks for
+            # OpenSSL requires that the next send has the same bytes.
+            waiter.stalled()
             count = 0
         waiter.progress += count
 
 
 def _joined(views: Sequence[memoryview]) -> list[memoryview]:
-    # Every send by TLS is a record of its own: small pieces are joined, and large ones never copied.
+    # Every send by TLS is a record of its own. So small pieces are joined, and large pieces never copied.
     found: list[memoryview] = []
     small = bytearray()
     for view in views:
@@ -209,7 +247,12 @@ def _joined(views: Sequence[memoryview]) -> list[memoryview]:
 
 
 def byte_view(segment: Buffer) -> memoryview:
-    """The bytes of a buffer in C order; copies only what is not contiguous."""
+    """Returns the bytes of a buffer in C order. Copies only a buffer that is not contiguous.
+
+    Example:
+        >>> list(byte_view(np.arange(6, dtype=np.uint8).reshape(2, 3).T))
+        [0, 3, 1, 4, 2, 5]
+    """
     if isinstance(segment, np.ndarray):
         # numpy refuses memoryviews of ml_dtypes arrays, so look at them as bytes first.
         return np.ascontiguousarray(segment).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""Which version of Bellwether this is, and which versions it speaks to (docs/compatibility.md)."""
+"""The version of Bellwether, and the versions that it understands (docs/compatibility.md)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from typing import Final
 
 WIRE_VERSION: Final = 4
-"""Of both planes. Another number is another wire: it changes with whatever a peer of the version before would not
-understand, or would understand differently."""
+"""The version of both planes. It changes with whatever a peer of the version before would not understand, or would
+understand differently.
+"""
 _SAID = re.compile(r"(?P<wire>[0-9]{1,9}) (?P<release>[\w.+!-]{1,40})")
 
 
@@ -24,15 +25,20 @@ def version() -> str:
 
 
 def spoken() -> str:
-    """Returns the versions that a client sends with each call of the control plane."""
+    """Returns the versions for the metadata of a control plane call."""
     return f"{WIRE_VERSION} {version()}"
 
 
 @functools.lru_cache(maxsize=16)
 def why_not_understood(said: str) -> str:
-    """Returns the reason to refuse a client that sends ``said``; "" for a client of this wire version.
+    """Returns the reason to refuse a client that sends ``said``.
 
-    A client that sends nothing counts as one of this version: no released version is so old.
+    Returns "" for a client of this wire version. A client without a version counts as such a client: no released
+    version is so old.
+
+    Example:
+        >>> why_not_understood(spoken())
+        ''
     """
     if not said:
         return ""
