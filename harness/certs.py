@@ -1,17 +1,18 @@
 r"""Certificates for a cluster of several hosts: ``python -m harness.certs --out=certs --hosts=ps0,w0,w1``.
 
-Makes a CA (ca.pem, ca.key) and, for each host, a certificate and its key (NAME.pem, NAME.key) that are good for both
-sides of a connection. Each host needs ca.pem and its own two files; ca.key makes further ones, and belongs on no host.
+Makes a CA (ca.pem, ca.key) and, for each host, a certificate and its key (NAME.pem, NAME.key) for both sides of a
+connection. Each host needs ca.pem and its own two files. The file ca.key makes further certificates and belongs on no
+host.
 
     python -m harness.certs --out=certs --hosts=ps0,w0,w1           # the CA, and three hosts
     python -m harness.certs --out=certs --hosts=w2,ps1+10.0.0.7     # two more; ps1 has an address besides its name
-    python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new ones, before they end
+    python -m harness.certs --out=certs --hosts=ps0,w0 --renew      # new certificates, before the old expire
     python -m harness.certs --out=certs --hosts=w1,w2 --role=worker --tasks=worker/1,worker/2
     python -m harness.certs --out=certs --hosts=alice --role=observer
 
-Without --role a certificate is good for everything; with one, for what the role may (docs/security.md).
-Tasks and clients then get the directory: BELLWETHER_SECURITY=certs in their environment. The MNIST trainer and
-harness.status take --security=certs as well.
+A certificate without --role allows everything. A certificate with a role allows the orders of the role
+(docs/security.md). Give the directory to tasks and clients by BELLWETHER_SECURITY=certs in their environment. The MNIST
+trainer and harness.status have the flag --security=certs, too.
 """
 
 from __future__ import annotations
@@ -36,32 +37,33 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from harness.command_line import Parser
 
 AUTHORITY: Final = "ca"
-"""Name of the files of the CA."""
+"""Name of the files of the CA, without suffix."""
 AUTHORITY_DAYS: Final = 3650.0
 DAYS: Final = 365.0
+# The clocks of hosts differ. A certificate that begins now would not have begun on a host with a slow clock.
 _EARLIER: Final = datetime.timedelta(hours=1)
-"""The time by which a certificate begins before now, because clocks of hosts differ."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _LOOPBACK: Final = ("127.0.0.1", "::1")
+# RFC 5280 limits the common name. Nothing is lost, as clients check the alternative names only.
 _LONGEST_COMMON_NAME: Final = 64
 _USAGE_ERROR: Final = 2
 CLIENTS: Final = ("observer", "admin")
-"""The roles of clients that are no task."""
+"""Roles of clients that are no task."""
 ROLES: Final = ("worker", "chief", "ps", *CLIENTS)
 RUN: Final = "bellwether"
-"""The run of certificates with a role, by default."""
+"""Default run of certificates with a role."""
 _SAID: Final = re.compile(
     rf"bellwether://[A-Za-z0-9._-]{{1,64}}/({'|'.join(ROLES)})(/[A-Za-z0-9_.-]{{1,64}}/[0-9]{{1,9}})?"
 )
 
 
 class CertificateError(Exception):
-    """An impossible request. The message says in one line what to do."""
+    """An error in a request for certificates. The message is one line and names the remedy."""
 
 
 @dataclass(frozen=True)
 class CA:
-    """A certificate authority: it signs the certificates of one cluster.
+    """A certificate authority, which signs the certificates of one cluster.
 
     Attributes:
         certificate: Certificate of the CA.
@@ -73,7 +75,11 @@ class CA:
 
     @classmethod
     def make(cls, days: float = AUTHORITY_DAYS) -> CA:
-        """Makes a CA that is related to no other."""
+        """Makes a new CA.
+
+        Args:
+            days: Days until the end of the CA's certificate.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         name = _name(f"Bellwether CA {secrets.token_hex(4)}")
@@ -86,8 +92,11 @@ class CA:
     def load(cls, directory: Path) -> CA:
         """Reads the CA of a directory.
 
+        Args:
+            directory: Directory with the files of the CA.
+
         Raises:
-            CertificateError: The directory has no CA that can be read.
+            CertificateError: The directory has no CA, or key and certificate are unreadable or do not belong together.
         """
         try:
             certificate = x509.load_pem_x509_certificate((directory / f"{AUTHORITY}.pem").read_bytes())
@@ -103,7 +112,7 @@ class CA:
         return cls(certificate, key)
 
     def pem(self) -> tuple[bytes, bytes]:
-        """Returns key and certificate as PEM."""
+        """Returns the key and the certificate as PEM."""
         return _pem(self.key, self.certificate)
 
     def issue(
@@ -113,25 +122,29 @@ class CA:
 
             key, certificate = CA.make().issue(["ps0", "10.0.0.7"], end)
 
+        The certificate of an observer or admin is for the client's side only.
+
         Args:
             names: Host names and addresses, one at least.
-            end: End of the certificate; that of the CA at the latest.
+            end: End of the certificate, at the latest the end of the CA.
             begin: Begin of the certificate; an hour ago by default.
-            role: ``bellwether://RUN/ROLE/JOB/INDEX``. Without a role the holder may give all orders. With a role the
-                certificate has a DNS name too for each task as which the holder may serve. Clients check that name.
+            role: ``bellwether://RUN/ROLE/JOB/INDEX``, or an empty text. Without a role the holder may give all orders.
+                With a role the certificate also has a DNS name for each task as which the holder may serve, and clients
+                check the name.
 
         Returns:
-            Key and certificate as PEM.
+            The key and the certificate, as PEM.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         begin = begin or datetime.datetime.now(datetime.UTC) - _EARLIER
         end = min(end, self.certificate.not_valid_after_utc)
+        # Nobody can serve as a task with the certificate of an observer or admin.
         sides = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if not set(role.split("/")[3:4]) & set(CLIENTS):
             sides.append(ExtendedKeyUsageOID.SERVER_AUTH)
         general = list(map(_general, names))
         if role:
-            # Not at the top: the runtime takes a second to import, and certificates without a role need nothing of it.
+            # The import of the runtime takes a second, and certificates without a role need nothing of the runtime.
             from runtime.lowlevel import server_names
 
             general += [*map(x509.DNSName, server_names(role)), x509.UniformResourceIdentifier(role)]
@@ -147,13 +160,14 @@ class CA:
 
 
 def parse_hosts(text: str) -> list[list[str]]:
-    """Returns the names of each host that ``--hosts`` lists.
+    """Returns the names of each host in ``--hosts``.
 
         >>> parse_hosts("ps0,w0+10.0.0.7")
         [['ps0'], ['w0', '10.0.0.7']]
 
     Raises:
-        CertificateError: There is no host, or a name is neither a host name nor an address.
+        CertificateError: There is no host, a host comes twice or is named as the CA, or a name is neither a host name
+            nor an address.
     """
     hosts = [[name.strip() for name in host.split("+")] for host in text.split(",") if host.strip()]
     if not hosts:
@@ -162,6 +176,7 @@ def parse_hosts(text: str) -> list[list[str]]:
         for name in names:
             if not _is_address(name) and not _HOST.fullmatch(name):
                 raise CertificateError(f"--hosts: {name!r} is no host name and no address (ports do not belong to it)")
+        # The first name becomes the name of the files, and would replace those of the CA.
         if names[0] == AUTHORITY:
             raise CertificateError(
                 f"--hosts: {AUTHORITY} is the name of the CA's own files: give that host another first"
@@ -178,8 +193,14 @@ def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
         >>> parse_roles("worker", "", "worker/1", hosts=1)
         ['bellwether://bellwether/worker/worker/1']
 
+    Args:
+        role: ``--role``; empty for none.
+        run: ``--run``; empty for the default.
+        tasks: ``--tasks``, such as ``worker/1,worker/2``; empty for any task of the role.
+        hosts: Number of hosts.
+
     Raises:
-        CertificateError: A role, run or task is invalid, or there is not one task for each host.
+        CertificateError: A role, run or task is invalid, or the number of tasks is not that of the hosts.
     """
     if not role:
         if tasks or run:
@@ -201,22 +222,23 @@ def parse_roles(role: str, run: str, tasks: str, hosts: int) -> list[str]:
 def make_certificates(
     out: Path, hosts: Sequence[Sequence[str]], days: float, renew: bool, roles: Sequence[str] = ()
 ) -> datetime.datetime:
-    """Makes what is missing in a directory: the CA, and a certificate for each host.
+    """Makes a certificate for each host, and the CA if the directory has none.
 
     Args:
-        out: Directory, which is made if need be, for this user alone.
-        hosts: Names of each host. The first name is that of its files.
-        days: Days for which the certificates hold.
-        renew: True replaces existing certificates of these hosts.
-        roles: Roles of the hosts, as ``parse_roles`` returns them; none by default.
+        out: Directory for the files. A missing directory is made, for this user alone.
+        hosts: Names of each host. The first name of a host is the name of its files.
+        days: Days until the end of the certificates.
+        renew: True replaces existing certificates of the hosts.
+        roles: Role of each host, from ``parse_roles``; no roles by default.
 
     Returns:
         The end of the certificates.
 
     Raises:
-        CertificateError: Some certificates exist already, or the CA cannot be read.
+        CertificateError: A certificate exists already and ``renew`` is False, or the CA is unreadable or has ended.
     """
     files = {names[0]: [out / f"{names[0]}{ending}" for ending in (".key", ".pem")] for names in hosts}
+    # All hosts are checked before the first file is written, so a refused call changes nothing.
     there = [name for name, paths in files.items() if any(path.exists() for path in paths)]
     if there and not renew:
         raise CertificateError(f"{out} has certificates of {', '.join(there)}, which stay: --renew replaces them")
@@ -232,14 +254,20 @@ def make_certificates(
         raise CertificateError(f"the CA of {out} has ended: make another one in a fresh directory")
     end = min(now + datetime.timedelta(days=days), authority.certificate.not_valid_after_utc)
     for names, role in zip(hosts, roles or [""] * len(hosts), strict=True):
-        # Tasks at "localhost" listen at this address, and are connected to at it.
+        # Clients of a task at "localhost" connect to 127.0.0.1, and check the certificate for this address.
         loopback = _LOOPBACK if "localhost" in names else ()
         _write(authority.issue(list(dict.fromkeys([*names, *loopback])), end, role=role), files[names[0]])
     return end
 
 
 def what_next(out: Path, hosts: Sequence[Sequence[str]], end: datetime.datetime) -> str:
-    """Returns the next steps of the user, in a few lines."""
+    """Returns instructions for the user's next steps, in a few lines.
+
+    Args:
+        out: Directory with the files.
+        hosts: Names of each host.
+        end: End of the certificates.
+    """
     name = hosts[0][0]
     listed = ",".join("+".join(names) for names in hosts)
     return f"""{out} has certificates of {", ".join(names[0] for names in hosts)}, good until {end:%Y-%m-%d}.
@@ -254,8 +282,9 @@ Next:
 
 
 def _write(contents: tuple[bytes, bytes], paths: Sequence[Path]) -> None:
-    # The key first: a certificate without its key would be taken for one that cannot be used.
+    # The key comes first, because a running task takes a certificate without its key for a broken pair.
     for content, path, mode in zip(contents, paths, (0o600, 0o644), strict=True):
+        # A running task may read at any moment, so each file is replaced as a whole.
         fd, fresh = tempfile.mkstemp(dir=path.parent, prefix=".new")
         try:
             with os.fdopen(fd, "wb") as file:
@@ -279,6 +308,7 @@ def _signed(
     builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(end)
     for extension in (*extensions, x509.SubjectKeyIdentifier.from_public_key(key.public_key())):
+        # RFC 5280 (4.2.1.3 and 4.2.1.9) has these two critical: software that does not know them must refuse.
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)
     return builder.sign(signer, hashes.SHA256())
@@ -328,7 +358,14 @@ def _days(text: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes certificates as the command line says; gives the exit code."""
+    """Makes the certificates of a command line and prints the next steps.
+
+    Args:
+        argv: Arguments; those of the process by default.
+
+    Returns:
+        The exit code: 0, 1 if a file cannot be written, 2 for an impossible request.
+    """
     parser = Parser("harness.certs", __doc__ or "")
     parser.add_argument("--out", required=True, type=Path, help="directory for the files; made if it is not there")
     parser.add_argument(

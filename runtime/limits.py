@@ -1,4 +1,7 @@
-"""Limits: how much of a task others may use. Over one, a `ResourceExhaustedError` says which, and how to change it."""
+"""Limits on the use of a task by other processes.
+
+A request over a limit fails with a `ResourceExhaustedError`, which names the limit and the ways to change the limit.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,27 @@ from runtime import retired
 from runtime.errors import InvalidArgumentError, ResourceExhaustedError
 
 VARIABLE: Final = "BELLWETHER_LIMITS"
-"""Environment variable with the limits of servers that are given none: ``connections=100,hello_secs=5``."""
+"""Environment variable with the limits of servers without a ``limits`` argument: ``connections=100,hello_secs=5``."""
+# gRPC holds the size of a message in a signed number of 32 bits.
 _MAX_MESSAGE: Final = 2**31 - 1
+# The gRPC port gets a quarter of the tensor port's connections, so a fifth of all open files is left for the rest.
 _TENSORS_SHARE: Final = 5 / 8
-"""Part of the files that a process may open, for connections to the tensor port; the gRPC port has a quarter of it."""
+"""Share of the open files of a process for connections to the tensor port."""
 
 
 def _limit(default: int | float, of: str, help: str, most: float = math.inf, words: str = "") -> Any:
     """Returns a field for a limit.
 
     Args:
-        default: the default; with ``words``, the part of this machine's memory that it is.
-        of: the group of the limit.
-        help: the meaning of the limit.
-        most: the largest value that it may have.
-        words: the default in words; the number by default.
+        default: Default value; with ``words``, the share of this machine's memory.
+        of: Group of the limit.
+        help: Meaning of the limit, for the user.
+        most: Largest valid value.
+        words: Default in words; the number itself by default.
     """
     told = words or f"{default:,}".removesuffix(".0")
     metadata = {"default": told, "of": of, "help": help, "most": most}
+    # The size of the memory is read when limits are made, not at each import of this module.
     if words:
         return field(default_factory=lambda: int(psutil.virtual_memory().total * default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -41,15 +47,15 @@ _PORTS, _CALLS, _MEMORY, _PROGRAMS, _RUN = "ports", "calls", "memory", "programs
 
 
 class LimitRow(NamedTuple):
-    """One limit, for whoever shows them or makes flags of them.
+    """The description of one limit, for flags and pages.
 
     Attributes:
-        name: of the field.
-        kind: int or float.
-        default: in words.
-        of: what it is a limit of.
-        help: what it says, in a sentence or two.
-        most: the largest value that it may have.
+        name: Name of the field in `Limits`.
+        kind: Type of the value, int or float.
+        default: Default, in words.
+        of: Group of the limit.
+        help: Meaning of the limit, in a sentence or two.
+        most: Largest valid value.
     """
 
     name: str
@@ -62,13 +68,19 @@ class LimitRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much of one task others may use. Each field is also a flag of the trainer, ``--limit_`` and its name.
+    """The limits on the use of one task by other processes.
 
-    A client is a session, or another task that fetches tensors; on the gRPC port it is a connection. What a process
-    does with its own task has no limit but those of what is held for others.
+    Each field is also a flag of the trainer, such as ``--limit_connections``. On the tensor port a client is a session,
+    or another task that fetches tensors. On the gRPC port a client is a connection. A process may use its own task
+    without limits, except for the memory kept for sessions.
 
     Raises:
-        InvalidArgumentError: a limit is not above zero, or larger than it may be; names it.
+        InvalidArgumentError: A limit is not above zero, or is too large. The message names the limit.
+
+    Example:
+        >>> limits = Limits(connections=100, hello_secs=5)
+        >>> limits.rpc_connections
+        25
     """
 
     connections: int = _limit(
@@ -125,29 +137,31 @@ class Limits:
     participants: int = _limit(4096, _RUN, "Tasks in the run record.")
     checkpoint_jobs: int = _limit(16, _RUN, "Saves and restores under way.")
 
-    # What nobody has to change: constants, and what follows from the fields.
+    # No user needs to change the limits below, so they are constants or follow from the fields.
     frame_secs: ClassVar[float] = 30.0
-    """Seconds that a call may be on its way at whatever rate."""
+    """Seconds that a call may take to arrive at any rate."""
     frame_rate: ClassVar[int] = 64 << 10
-    """Bytes a second that a call must come at, on average, when it takes longer than ``frame_secs``."""
+    """Least average rate, in bytes a second, of a call that takes longer than ``frame_secs`` to arrive."""
     calls: ClassVar[int] = 64
-    """Calls at once that ask and wait for nothing; one more waits its turn. So are the two below."""
+    """Calls at once that wait for nothing, such as reports. Further calls wait their turn."""
     orders: ClassVar[int] = 64
+    """Short orders at once. Further orders wait their turn."""
     checkpoint_orders: ClassVar[int] = 64
+    """Orders about checkpoints at once, without the short ones. Further orders wait their turn."""
     order_secs: ClassVar[float] = 21600.0
-    """Seconds that one order about a checkpoint may take."""
+    """Seconds that an order about a checkpoint may take."""
     run_order_secs: ClassVar[float] = 60.0
-    """Seconds that one order to the run record waits; a client asks again to wait longer."""
+    """Seconds that an order to the run record waits. A client repeats the order to wait longer."""
     pause_secs: ClassVar[float] = 10.0
-    """Seconds that one order holds updates back, for a checkpoint."""
+    """Seconds for which an order may hold updates back, for a checkpoint."""
     session_plans: ClassVar[int] = 512
-    """Plans of one session of a client elsewhere; one more ends the least recently used."""
+    """Plans of one session of a client elsewhere. The next plan replaces the least recently used."""
     plan_slots: ClassVar[int] = 1 << 20
     """Values between the stages of one plan."""
     session_stages: ClassVar[int] = 4096
     """Stages of one session."""
     spare_stages: ClassVar[int] = 256
-    """Stages kept without a session, for the next one of an equal graph."""
+    """Stages that stay without a session, for the next session with an equal graph."""
 
     @property
     def client_connections(self) -> int:
@@ -156,33 +170,34 @@ class Limits:
 
     @property
     def client_lanes(self) -> int:
-        """Lanes remembered of one client; one more ends the memory of its oldest that is closed."""
+        """Lanes remembered for one client. The next lane replaces the oldest closed lane of the client."""
         return max(1, self.connections // 4)
 
     @property
     def rpc_connections(self) -> int:
-        """Connections to the gRPC port; one more is closed."""
+        """Connections to the gRPC port. The next connection is closed."""
         return max(1, self.connections // 4)
 
     @property
     def client_waiting_calls(self) -> int:
-        """Calls at once that may wait, of one connection."""
+        """Waiting calls at once of one connection."""
         return max(1, self.waiting_calls // 4)
 
     @property
     def client_sessions(self) -> int:
-        """Sessions of clients elsewhere that one connection has opened."""
+        """Open sessions of clients elsewhere from one connection."""
         return max(1, self.sessions // 16)
 
     @property
     def stage_sessions(self) -> int:
-        """Sessions with stages; one more ends the oldest that is not connected."""
+        """Sessions with stages. The next session ends the oldest session without a connection."""
         return 4 * self.sessions
 
     def __post_init__(self) -> None:
-        """Sees that each can be a limit."""
+        """Checks the value of each field."""
         for row in self.rows():
             value = getattr(self, row.name)
+            # Python takes True for 1, but as a limit True is a mistake.
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not (whole or (row.kind is float and isinstance(value, float))) or not 0 < value <= row.most:
                 kind = "a number" if row.kind is float else "a whole number"
@@ -191,7 +206,7 @@ class Limits:
 
     @classmethod
     def rows(cls) -> list[LimitRow]:
-        """All limits with their defaults, in words."""
+        """Returns the descriptions of all fields."""
         return [
             LimitRow(found.name, float if found.type == "float" else int, **found.metadata)
             for found in dataclasses.fields(cls)
@@ -199,14 +214,18 @@ class Limits:
 
     @classmethod
     def from_text(cls, text: str, source: str = VARIABLE) -> Limits:
-        """The limits that a text such as ``connections=100,hello_secs=5`` gives, the others as they are by default.
+        """Returns the limits in a text. Limits that the text does not name have their defaults.
 
         Args:
-            text: of names and values.
-            source: where it stands, for the error.
+            text: Names and values, such as ``connections=100,hello_secs=5``.
+            source: Origin of the text, for errors.
 
         Raises:
-            InvalidArgumentError: there is no such limit, or its value is none.
+            InvalidArgumentError: A name is no limit, or a value is no valid number for the limit.
+
+        Example:
+            >>> Limits.from_text("connections=100,hello_secs=5").hello_secs
+            5.0
         """
         kinds = {row.name: row.kind for row in cls.rows()}
         values: dict[str, int | float] = {}
@@ -224,34 +243,39 @@ class Limits:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Limits:
-        """What ``BELLWETHER_LIMITS`` gives.
+        """Returns the limits in ``BELLWETHER_LIMITS``, or the defaults.
 
         Raises:
-            InvalidArgumentError: as ``from_text``.
+            InvalidArgumentError: The variable names an unknown limit or has an invalid value.
         """
         return cls.from_text(environ.get(VARIABLE, ""))
 
     def within(self, descriptors: int) -> Limits:
-        """The same for a process that may have so many open files: connections must leave some of them to others.
+        """Returns a copy with connections for a limit on open files.
 
         Args:
-            descriptors: as ``ulimit -n`` gives.
+            descriptors: Most open files of the process, as ``ulimit -n`` prints.
+
+        Example:
+            >>> Limits().within(1024).connections
+            640
         """
         return dataclasses.replace(self, connections=max(1, min(self.connections, int(descriptors * _TENSORS_SHARE))))
 
     def exceeded(self, name: str, what: str, task: str = "") -> ResourceExhaustedError:
-        """The error of a request that is over a limit.
+        """Returns the error of a request over a limit.
 
         Args:
-            name: of the limit, or of a constant or what follows from a limit.
-            what: was asked for, or is there already.
-            task: whose limit it is.
+            name: Name of a field, constant or property of this class.
+            what: Request, or present use, in words.
+            task: Name of the task with the limit.
         """
+        # Only fields can be changed by the user.
         change = f" (--limit_{name}, Server(limits=), {VARIABLE})" if name in self.__dict__ else ""
         error = ResourceExhaustedError(f"{what}: the limit {name} is {getattr(self, name)}{change}", task=task)
         error.limit = name
         return error
 
 
-# A name that is gone gets the line about it. A dataclass makes its constructor itself, so this stands behind it.
+# A retired argument raises an error that explains the retirement. The dataclass makes __init__, so it is wrapped here.
 Limits.__init__ = retired.explains_arguments(Limits.__init__)  # type: ignore[method-assign]

@@ -1,1 +1,1 @@
-"""Figures of a process and of its steps."""
+"""Figures of a process and of its steps, and the audit log."""

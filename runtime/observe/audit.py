@@ -1,7 +1,8 @@
-"""The audit log of a task: whom it let do what, and whom it refused. One JSON object a line.
+"""The audit log of a task: orders of clients and their outcome, in a JSON object per line.
 
-The lines go to the logger ``bellwether.audit`` of Python's logging, to which a program may add handlers, and to a file
-if the server is given one. Text of others stands in JSON strings of ASCII: it can move no cursor and begin no line.
+The lines go to the logger ``bellwether.audit`` of Python's logging, and to a file if the server has one. A program may
+add handlers to the logger. Text from clients stands in JSON strings of ASCII, so such text can neither move a cursor
+nor begin a line.
 """
 
 from __future__ import annotations
@@ -17,25 +18,27 @@ from typing import Final
 from runtime.errors import InvalidArgumentError, one_line
 
 VARIABLE: Final = "BELLWETHER_AUDIT_LOG"
-"""Environment variable: the file that the audit log is appended to, of servers that are given none."""
+"""Environment variable: the audit file of servers without an ``audit_log`` argument."""
 LOGGER: Final = logging.getLogger("bellwether.audit")
-LOGGER.addHandler(logging.NullHandler())  # without a handler of the program's, lines go to no terminal
+# The lines appear on a terminal only if the program adds a handler.
+LOGGER.addHandler(logging.NullHandler())
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False
+# A client chooses some of the texts, and must not fill the disk with a single line.
 _LONGEST: Final = 500
 _MOST_BYTES: Final = 128 << 20
 
 
 class AuditLog:
-    """Where a task writes down what others have it do.
+    """The audit log of one task. Thread safe.
 
     Args:
-        task: whose log it is.
-        path: file that lines are appended to; None for none. It is made with mode 0600. A file of 128 MiB is renamed
-            to ``path.1``, in the place of the one before.
+        task: Name of the task, for each line.
+        path: File for the lines, which are appended; None for no file. A new file has mode 0600. At 128 MiB the file
+            is renamed to ``path.1``, in place of the previous ``path.1``, and a new file begins.
 
     Raises:
-        InvalidArgumentError: the file cannot be opened.
+        InvalidArgumentError: The file cannot be opened.
     """
 
     def __init__(self, task: str, path: str | os.PathLike[str] | None = None) -> None:
@@ -53,11 +56,14 @@ class AuditLog:
         """Writes one line.
 
         Args:
-            action: what was asked for, such as "checkpoint.write" or "connect".
-            peer: address of who asked.
+            action: Order of the client, such as "checkpoint.write" or "connect".
+            peer: Address of the client.
             outcome: "ok", or the name of the error.
-            who: what the peer has shown itself to be: the name in its certificate; empty without one.
-            what: the object: a directory, a container, the hash of a program; or why it was refused.
+            who: Names in the client's certificate; empty without a certificate.
+            what: Object of the order (a directory, a container, the hash of a program), or the reason of a refusal.
+
+        Example:
+            >>> AuditLog("/job:ps/task:0").write("connect", peer="10.0.0.7", outcome="refused")
         """
         line = {
             "time": time.time(),
@@ -74,7 +80,9 @@ class AuditLog:
             if self._file is not None:
                 try:
                     self._begin_file(self._file)
-                    os.write(self._file, text.encode() + b"\n")  # one call: lines of several processes do not mix
+                    # Several tasks may share the file. Lines of single calls do not mix.
+                    os.write(self._file, text.encode() + b"\n")
+                # A full disk must not stop the task, so only the log ends.
                 except OSError as error:
                     logging.getLogger("absl").warning(
                         "%s: the audit log cannot be written and ends here: %s", self._task, one_line(error)
@@ -82,9 +90,14 @@ class AuditLog:
                     self._close()
 
     def _begin_file(self, file: int) -> None:
-        """Begins the next file where this one is full; the tasks that share the file agree by its lock."""
+        """Begins the next file if ``file`` is full.
+
+        Raises:
+            OSError: The file cannot be renamed, or the next file cannot be opened.
+        """
         if os.fstat(file).st_size < _MOST_BYTES:
             return
+        # The tasks with the same file take turns. Only the first finds the full file under the name, and renames it.
         fcntl.flock(file, fcntl.LOCK_EX)
         self._file = None
         try:
@@ -95,7 +108,7 @@ class AuditLog:
             os.close(file)
 
     def close(self) -> None:
-        """Closes the file; later lines go to the logger only."""
+        """Closes the file. Later lines go only to the logger."""
         with self._lock:
             self._close()
 

@@ -1,4 +1,7 @@
-"""Counters of a task and its sessions: plain integers, from which status and metrics are made."""
+"""Counters of a task and of its sessions, for status and metrics.
+
+The counters are plain integers, because each step changes some of them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,20 @@ import time
 from runtime.plan.plan import COMPUTE, PULL, PUSH
 
 STALENESS_BUCKETS = 65
-"""How often updates were 0, 1 ... 63 and 64 or more updates behind."""
+"""Number of staleness counters: for updates that were 0, 1 ... 63, and 64 or more updates behind."""
 
 
 class StepTimes:
-    """Times of the steps that one session ran, nanoseconds. Two threads that add at once may lose a count."""
+    """The times of the steps of one session.
+
+    No lock is taken for a step, so two threads that add at the same moment may lose a count.
+
+    Attributes:
+        steps: Number of steps.
+        total_ns: Time of all steps, nanoseconds.
+        parts_ns: Time for pull, compute and push, by their index in a plan, nanoseconds.
+        wire_bytes: Tensor bytes that the steps sent and received.
+    """
 
     __slots__ = ("steps", "total_ns", "parts_ns", "wire_bytes")
 
@@ -23,14 +35,30 @@ class StepTimes:
         self.wire_bytes = 0
 
     def add_step(self, total_ns: int, wire_bytes: int) -> None:
-        """Counts a step."""
+        """Counts one step.
+
+        Args:
+            total_ns: Time of the step, nanoseconds.
+            wire_bytes: Tensor bytes that the step sent and received.
+        """
         self.total_ns += total_ns
         self.steps += 1
         self.wire_bytes += wire_bytes
 
 
 class TaskCounters:
-    """What one task counts."""
+    """The counters of one task. Thread safe.
+
+    Attributes:
+        updates: Number of updates of the task's variables.
+        staleness: Numbers of updates that were 0, 1 ... 63, and 64 or more updates behind.
+        calls: Number of finished calls of the tensor channel.
+        apply_ns: Time of the calls that have applied an update, nanoseconds.
+        applied: Number of calls that have applied an update.
+        errors: Number of failed calls.
+        active: Number of calls that run or wait now.
+        most_active: Most calls at once since the last ``values``.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,22 +77,28 @@ class TaskCounters:
     # -- stages ------------------------------------------------------------------------------------------------
 
     def read(self, session: int) -> None:
-        """Notes that a session reads variables: what it sends next was computed from values of this age."""
+        """Notes that a session reads variables now. The session's next update comes from these values."""
+        # A single assignment needs no lock, and this runs in every pull.
         self._seen[session] = self.updates
 
     def updated(self, session: int) -> None:
-        """A session's update was applied: notes how many others were since its last read."""
+        """Counts an applied update of a session, and its staleness: the updates since the session's last read."""
         with self._lock:
+            # A session that only writes has no age: its update counts as fresh.
             behind = self.updates - self._seen.get(session, self.updates)
             self.updates += 1
             self.staleness[min(behind, STALENESS_BUCKETS - 1)] += 1
 
     def forget(self, session: int) -> None:
-        """Forgets when a session has read."""
+        """Forgets the last read of a session."""
         self._seen.pop(session, None)
 
     def begin(self) -> int:
-        """A call of the tensor channel begins; gives what ``end`` takes."""
+        """Counts the begin of a call of the tensor channel.
+
+        Returns:
+            The present time for ``end``, nanoseconds of ``time.perf_counter_ns``.
+        """
         with self._lock:
             self.active += 1
             if self.active > self.most_active:
@@ -72,7 +106,13 @@ class TaskCounters:
         return time.perf_counter_ns()
 
     def end(self, began: int, applied: bool, failed: bool) -> None:
-        """A call of the tensor channel ended."""
+        """Counts the end of a call of the tensor channel.
+
+        Args:
+            began: Time from ``begin``, nanoseconds.
+            applied: True if the call has applied an update.
+            failed: True if the call has failed.
+        """
         elapsed_ns = time.perf_counter_ns() - began
         with self._lock:
             self.active -= 1
@@ -86,25 +126,30 @@ class TaskCounters:
     # -- steps -------------------------------------------------------------------------------------------------
 
     def begin_session(self, session: int) -> tuple[StepTimes, StepTimes]:
-        """The times of a session's training steps, and of its other steps."""
+        """Returns the times of a session's training steps, and of its other steps."""
         with self._lock:
             return self._times.setdefault(session, (StepTimes(), StepTimes()))
 
     def end_session(self, session: int) -> None:
-        """Keeps the sums of a session that has ended."""
+        """Adds the times of an ended session to the task's sums, and forgets the session."""
         with self._lock:
             self._seen.pop(session, None)
+            # A session may end without a step, or end twice. There are no times then.
             for past, times in zip(self._past, self._times.pop(session, ()), strict=False):
                 _add(past, times)
 
     def values(self) -> dict[str, float]:
-        """All sums under the names that a reader sees. Seconds and bytes."""
+        """Returns all counters, by the names in ``METRICS``. Times are in seconds.
+
+        Sets ``most_active`` back to the calls that are active now.
+        """
         with self._lock:
             sums = (StepTimes(), StepTimes())
             for pair in (self._past, *self._times.values()):
                 for total, times in zip(sums, pair, strict=True):
                     _add(total, times)
             training, other = sums
+            # Each reader gets the maximum since the last reading, so a short burst shows up in a graph once.
             most_active, self.most_active = self.most_active, self.active
             return {
                 "steps_total": training.steps,

@@ -1,6 +1,6 @@
-"""The table of all metrics that a task reports, and the process's counters of what is on no hot path.
+"""All metrics of a task, and the counters of rare events.
 
-Names end in ``_total`` when they only grow; a reader takes differences of those.
+The name of a metric ends in ``_total`` if the metric only grows. A reader takes differences of such metrics.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ METRICS: Mapping[str, str] = {
     "variable_bytes": "bytes of the variables of this task",
     "variables": "variables of this task",
 }
-"""Every figure of a task, by name, and what it tells. No other name may be counted."""
+"""Meaning of each metric of a task, by name. No other name may be counted."""
 
 
 class Metrics:
-    """Numbers with the names of ``METRICS``. Thread safe; for events that happen now and then, not for steps."""
+    """The counters of rare events, by the names in ``METRICS``. Thread safe.
+
+    Each call takes a lock, so steps count with ``runtime.observe.counters`` instead.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,23 +88,41 @@ class Metrics:
         self._error = ("", 0.0)
 
     def add(self, name: str, amount: float = 1.0) -> None:
-        """Adds to a number that only grows; its name ends in ``_total``. An unknown name is a ``KeyError``."""
+        """Adds to a metric.
+
+        Args:
+            name: Name in ``METRICS`` that ends in ``_total``.
+            amount: Amount, in the unit of the metric; 1 by default.
+
+        Raises:
+            KeyError: ``METRICS`` has no such name.
+
+        Example:
+            >>> counted = Metrics()
+            >>> counted.add("checkpoint_seconds_total", 1.5)
+            >>> counted.read()
+            {'checkpoint_seconds_total': 1.5}
+        """
         with self._lock:
             self._values[_known(name)] = self._values.get(name, 0.0) + amount
 
     def read(self) -> dict[str, float]:
-        """A copy of all numbers."""
+        """Returns a copy of all metrics that were counted."""
         with self._lock:
             return dict(self._values)
 
     def note_error(self, text: str) -> None:
-        """Remembers the last error."""
+        """Remembers an error as the last error, with the present time."""
         with self._lock:
             self._error = (text, time.time())
 
     @property
     def last_error(self) -> tuple[str, float]:
-        """The last error and when it was (seconds since the epoch); an empty text and 0 when there was none."""
+        """The text of the last error, and its time in seconds since the epoch.
+
+        Without an error, the text is empty and the time is 0.
+        """
+        # The tuple is replaced as a whole, so text and time fit without a lock.
         return self._error
 
 
@@ -121,6 +142,6 @@ class _ErrorNoter(std_logging.Handler):
 
 
 metrics = Metrics()
-"""Of this process: ``runtime.metrics.add("checkpoint_seconds_total", 1.5)``."""
+"""Counters of this process."""
 
 logging.get_absl_logger().addHandler(_ErrorNoter(metrics))

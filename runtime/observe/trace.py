@@ -1,7 +1,7 @@
-"""Traced steps: which operations ran where, when each stage began and ended, and what was sent for it.
+"""Traced steps: the times of stages and transfers, with their operations, devices and bytes.
 
-A plan that is to be traced is registered a second time, under handles of its own, with the recording wrapped around the
-stages and the exchange (``runtime/master/exchange.py``). So steps that are not traced pass no recording code at all.
+A traced plan is registered a second time, under handles of its own. The recording is wrapped around these stages and
+around the exchange (``runtime/master/exchange.py``). So steps without a trace run no recording code at all.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from runtime.tensor_spec import AnyArray
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that happened on a device.
+    """A stage or transfer in a traced step.
 
     Attributes:
-        device: full name.
+        device: Full name of the device.
         name: "stage:<wave>", "send:<wave>", "recv:<wave>" or "fetch:<wave>".
-        wave: of the stage that it belongs to.
-        start_ns: when it began, nanoseconds since the epoch by the clock of the task's host.
-        end_ns: when it ended.
-        nbytes: bytes moved; for a stage, the bytes of its outputs.
-        label: what a reader sees.
-        operations: names of the operations of a stage.
+        wave: Wave of the stage.
+        start_ns: Begin, nanoseconds since the epoch by the clock of the task's host.
+        end_ns: End, nanoseconds since the epoch by the same clock.
+        nbytes: Bytes of a transfer, or of the outputs of a stage.
+        label: Text for the timeline.
+        operations: Names of the operations of a stage.
     """
 
     device: str
@@ -42,25 +42,25 @@ class Span:
 
 
 class Tracer:
-    """The spans of one task, by session. Thread safe."""
+    """The store of one task's spans, by session. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: dict[int, list[Span]] = {}
 
     def add(self, session: int, *spans: Span) -> None:
-        """Notes what happened."""
+        """Adds spans to a session."""
         with self._lock:
             self._spans.setdefault(session, []).extend(spans)
 
     def take(self, session: int) -> list[Span]:
-        """What was noted for a session since it was last asked for."""
+        """Returns and forgets the spans of a session."""
         with self._lock:
             return self._spans.pop(session, [])
 
 
 def nbytes(arrays: Iterable[AnyArray]) -> int:
-    """Bytes of the elements of arrays; of strings, their lengths."""
+    """Returns the bytes of the elements of arrays. A string counts by its length."""
     total = 0
     for array in arrays:
         if array.dtype.hasobject:
@@ -71,21 +71,23 @@ def nbytes(arrays: Iterable[AnyArray]) -> int:
 
 
 def step_stats(spans: Iterable[Span]) -> pb.StepStats:
-    """The StepStats message of spans.
+    """Returns spans as a StepStats message.
 
-    Each stage gives a node of its own and one for each of its operations: these ran as one program, so they share its
-    times.
+    A stage becomes a node, and so does each of its operations. The operations ran as one program, so all have the times
+    of the stage.
     """
     devices: dict[str, pb.DeviceStepStats] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
         device = devices.setdefault(span.device, pb.DeviceStepStats(device=span.device))
+        # In the timeline each wave has a row of its own.
         device.thread_names[span.wave] = f"wave {span.wave}"
         node = device.node_stats.add()
         _times(node, span)
         node.node_name = span.name
         node.timeline_label = span.label
         described = node.output.add().tensor_description
-        described.shape.SetInParent()  # TensorBoard shows nothing of a step where one is missing
+        # TensorBoard shows nothing of a step in which a node has no shape.
+        described.shape.SetInParent()
         described.allocation_description.requested_bytes = span.nbytes
         for name in span.operations:
             _times(device.node_stats.add(node_name=name), span)
@@ -94,6 +96,7 @@ def step_stats(spans: Iterable[Span]) -> pb.StepStats:
 
 def _times(node: pb.NodeExecStats, span: Span) -> None:
     start, length = span.start_ns, span.end_ns - span.start_ns
+    # TensorBoard reads microseconds. A span of less than half a microsecond must not round to none.
     node.thread_id = span.wave
     node.scheduled_micros = node.all_start_micros = start // 1000
     node.op_end_rel_micros = node.all_end_rel_micros = max(1, round(length / 1000)) if length else 0
@@ -102,7 +105,12 @@ def _times(node: pb.NodeExecStats, span: Span) -> None:
 
 
 def shifted(stats: pb.StepStats, ahead_ns: int) -> pb.StepStats:
-    """The stats with their times turned back by ``ahead_ns``."""
+    """Moves the times of stats back, in place, and returns the stats.
+
+    Args:
+        stats: Stats of a task with a clock that is ahead.
+        ahead_ns: Nanoseconds by which the clock is ahead; negative for a clock that is behind.
+    """
     if ahead_ns:
         for device in stats.dev_stats:
             for node in device.node_stats:
@@ -112,7 +120,7 @@ def shifted(stats: pb.StepStats, ahead_ns: int) -> pb.StepStats:
 
 
 def merge(parts: Iterable[pb.StepStats]) -> pb.StepStats:
-    """The stats of several tasks as one message, each device once."""
+    """Returns the stats of several tasks as one message, with each device once."""
     devices: dict[str, pb.DeviceStepStats] = {}
     for part in parts:
         for device in part.dev_stats:

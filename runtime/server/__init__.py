@@ -1,3 +1,3 @@
-"""Server, master and worker: the processes of a cluster and what they tell each other."""
+"""The server of a task: its ports, the calls of the control plane, sessions of remote clients, and figures."""
 
 from runtime.server.server import Server as Server

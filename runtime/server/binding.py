@@ -1,4 +1,7 @@
-"""On which addresses a task listens: those that the cluster gives it, so that nobody else is let in by the way."""
+"""The addresses on which a task listens.
+
+A task listens only at its address in the cluster. So no host can connect by another interface of the machine.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from runtime.errors import InvalidArgumentError
 from runtime.wire import addresses
 
 BIND_VARIABLE = "BELLWETHER_BIND"
-"""Environment variable: where servers listen that are not told otherwise, instead of at their address."""
+"""Environment variable: host name or address to listen on, for servers without a ``bind`` argument."""
 ALL = ("::", "0.0.0.0")
-"""What stands for all interfaces."""
+"""Addresses that mean all interfaces."""
 _LOCALHOST = "127.0.0.1"
 _LOOPBACK_NAMES = ("localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
 _LOOK_UP_SECS = 10.0
@@ -25,24 +28,30 @@ _LOOK_UP_SECS = 10.0
 def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the addresses on which a task listens.
 
-    Many systems give a host's own name a loopback address, in their own file of names only. Where the cluster has
-    other hosts, these could not reach it; so it listens on all interfaces then, and says so.
+    Many systems map a host's own name to a loopback address in /etc/hosts. Other hosts of the cluster could not reach
+    the task there. So the task then listens on all interfaces, and warns.
 
     Args:
-        cluster: all tasks with their addresses.
-        own: the task.
-        bind: host name or address to listen on instead of the task's own.
-        environ: has ``BELLWETHER_BIND`` or not, which is ``bind`` by default.
+        cluster: All tasks with their addresses.
+        own: The task.
+        bind: Host name or address to listen on, in place of the task's own; by default ``BELLWETHER_BIND``.
+        environ: The environment variables.
 
     Returns:
-        One address at least, without brackets; of ``ALL`` where it is all interfaces.
+        At least one address, without brackets; an address of ``ALL`` for all interfaces.
 
     Raises:
-        InvalidArgumentError: the address is none of this machine; says what to do.
+        InvalidArgumentError: The address does not belong to this machine, or cannot be looked up. The message names the
+            remedy.
+
+    Example:
+        >>> listen_on(ClusterSpec({"ps": ["localhost:2222"]}), TaskId("ps", 0), None, {})
+        ('127.0.0.1',)
     """
     bind = bind or environ.get(BIND_VARIABLE) or None
     given, _ = split_address(cluster.task_address(own.job, own.index))
     host = (bind or given).removeprefix("[").removesuffix("]")
+    # Clients dial 127.0.0.1 for "localhost". On ::1, a stranger could listen in the place of this task.
     if host == "localhost":
         return (_LOCALHOST,)
     if host in ALL:
@@ -72,11 +81,12 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapp
 
 
 def is_loopback(hosts: Sequence[str]) -> bool:
-    """Returns True if only this machine reaches the addresses."""
+    """Returns True if all addresses are on the loopback. Other machines cannot reach a loopback address."""
     return all(ipaddress.ip_address(host).is_loopback for host in hosts)
 
 
 def _is_of_this_machine(address: addresses.Address) -> bool:
+    # The kernel binds a socket only to an address of this machine. The interfaces do not list all of 127.0.0.0/8.
     try:
         with socket.socket(address.family, socket.SOCK_STREAM) as probe:
             probe.bind((address.sockaddr[0], 0, *address.sockaddr[2:]))

@@ -1,4 +1,4 @@
-"""The control of calls of the control plane: they are read, allowed, admitted in turn and audited."""
+"""The control of all calls of the control plane: reading, rights, places in pools, and the audit log."""
 
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
 
 @dataclass(frozen=True)
 class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """The interceptor that applies to each call the rules of ``METHODS``.
+    """The interceptor that applies the rules of ``METHODS`` to each call.
 
-    1. A request that is no message is refused, and so is a long one where the method takes short ones, before it is
-       parsed. gRPC itself writes a traceback for each into the log, and never ends the
-       stream: after some hundreds the connection takes no more calls.
-    2. What the client's role does not allow is refused, which the client, the log and the audit log are told.
-    3. The call takes a place in its pool, or waits for one, or is refused.
-    4. What changes the task, or leads it, is written down before it begins, and again with its outcome.
+    1. A request that is too long for its method, or is no message, is refused.
+    2. A call for which the client's role has no right is refused, logged and audited.
+    3. The call takes a place in its pool, waits for a place, or is refused.
+    4. A call that changes or leads the task is audited before its begin, and again with its outcome.
 
-    A method that is a stream is not served: the health service has one, which would hold a thread for each call.
+    Streams are not served. The only stream, a method of the health service, would hold a thread for each call.
 
     Args:
-        task: whose calls they are.
-        own: what the task's own certificate says that it is; ANYBODY without one.
-        certificates: whether clients show certificates.
-        clients: what knows observers by their token.
-        pools: of the task.
-        audit: its log.
-        refusals: tells of calls that are refused.
+        task: Name of the task.
+        own: Identity in the task's own certificate; ANYBODY without a certificate.
+        certificates: True if clients show certificates.
+        clients: Check that recognises observers by their token.
+        pools: Pools of the task.
+        audit: Audit log of the task.
+        refusals: Log of refused clients.
     """
 
     task: str
@@ -59,7 +57,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Returns the handler of a call, None for a stream or an unknown method."""
+        """Returns the handler of a call; None for a stream or an unknown method."""
         handler = continuation(handler_call_details)
         if handler is None or handler.unary_unary is None or handler.request_deserializer is None:
             return None
@@ -67,6 +65,8 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         method = METHODS.get(handler_call_details.method)
         observer = self.clients.is_observer(handler_call_details)
 
+        # For an exception here gRPC writes a traceback into the log and never ends the stream. After some hundreds of
+        # such calls the connection takes no more. So an error is returned in the place of the request.
         def read(data: bytes) -> Any:
             most = None if method is None else method.most_bytes
             if most is not None and len(data) > most:
@@ -79,7 +79,8 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         def controlled(request: Any, context: grpc.ServicerContext) -> Message:
             if isinstance(request, OpError):
                 rpc.abort(context, request)
-            if method is None:  # of gRPC's own services
+            # Only gRPC's own health service has methods that are not in the table.
+            if method is None:
                 return call(request, context)
             try:
                 if self.certificates or observer:
@@ -98,7 +99,11 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     def _check(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
-        """Checks that the client may make a call; tells of the call, and raises PermissionDeniedError, otherwise."""
+        """Checks that the client may make a call. A refusal is logged and audited.
+
+        Raises:
+            PermissionDeniedError: The run, the role or the task in the client's certificate does not fit.
+        """
         order = method.order(request)
         try:
             who = OBSERVER if observer else rpc.identity(context)
@@ -120,12 +125,13 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
         context: grpc.ServicerContext,
         call: Callable[[Any, grpc.ServicerContext], Message],
     ) -> Message:
-        """Makes the call. The audit log has an entry before, as the call may end the process, and after."""
+        """Makes the call, and writes its entries into the audit log."""
         entry = method.entry(request)
         if entry is None:
             return call(request, context)
         action, what = entry
         peer, who = context.peer(), " ".join(rpc.names(context))
+        # The call may end the process, so the log needs an entry before.
         self.audit.write(action, peer=peer, who=who, what=what, outcome="begun")
         outcome = "failed"
         try:

@@ -1,4 +1,4 @@
-"""The methods of the control plane as one table: who may call each, what its calls wait for, what is written down."""
+"""The table of all methods of the control plane: the order in ``roles.MAY``, the pool and the audit entry of each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from runtime.state.run_record import MOST_STATE_BYTES, wait_secs
 from runtime.trust import roles
 
 CHIEFS_KERNELS: Final = frozenset(("quorum/claim", "quorum/gather", "quorum/commit"))
-"""Kernels by which a chief decides on a step: to register a stage with one is an order of its own."""
+"""Kernels by which a chief decides on a step. The registration of a stage with such a kernel is the order "quorum"."""
 THIS_TASK: Final = ""
-"""The sender of an order that a master forwards: the master sends it in the name of its own task."""
+"""Sender of a forwarded order. A master forwards orders in the name of its own task."""
 OF_THE_SENDER: Final = frozenset(("claim", "load", "open", "finish", "join", "rest", "done"))
-"""Orders to a run record that speak for the task that sends them."""
+"""Orders to a run record in the name of the sending task."""
 AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
     "take": "",
     "write": "directory",
@@ -24,7 +24,7 @@ AUDITED_CHECKPOINT_ORDERS: Final[Mapping[str, str]] = {
     "commit": "",
 }
 AUDITED_RUN_ORDERS: Final[Mapping[str, str]] = {"claim": "", "load": "", "open": "logdir", "finish": "", "done": ""}
-"""Orders that are written down, with the field that says of what."""
+"""Audited orders, with the field of the order's object; empty for an order without an object."""
 _SHORT_ORDERS: Final = frozenset(("confirm", "receive", "drop", "states", "changed"))
 
 Entry: TypeAlias = tuple[str, str] | None
@@ -35,11 +35,11 @@ class Method(NamedTuple):
     """The rules for calls of one method, each a function of the request.
 
     Attributes:
-        order: The call's name in ``roles.MAY``.
-        pool: The pool in which the call takes a place.
-        entry: The call's entry in the audit log.
-        sender: The task that the call speaks for, THIS_TASK for the task's own master; None for a call of no task.
-        most_bytes: Bytes that a request may have; None for those of the limit ``request_bytes``.
+        order: Name of the call in ``roles.MAY``.
+        pool: Pool in which the call takes a place.
+        entry: Entry of the call in the audit log.
+        sender: Task for which the call speaks, THIS_TASK for the task's own master; None for a call of no task.
+        most_bytes: Most bytes of a request; None for the limit ``request_bytes``.
     """
 
     order: Callable[[Any], str]
@@ -53,8 +53,9 @@ def _always(what: str) -> Callable[[Any], str]:
     return lambda request: what
 
 
+# A call to a master asks other tasks, and these may be asking this task. With a wait for a place in a pool, tasks could
+# wait for each other forever. So a call of this pool gets a place at once or is refused.
 _waits: Final = _always(WAITING)
-"""A master's calls ask other tasks, which may be asking this one: none of them waits for a place in a pool."""
 _session: Final = _always("session")
 
 
@@ -75,6 +76,7 @@ def _run(order: run_record_pb2.RunOrder) -> str:
 
 
 def _run_pool(order: run_record_pb2.RunOrder) -> str:
+    # Some orders wait up to a minute for other tasks. Short orders must not stand in a queue behind them.
     return WAITING if wait_secs(order) else ORDERS
 
 
@@ -87,6 +89,7 @@ def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
 
 
 def _known(order: str) -> str:
+    # A newer client may know more orders. The task refuses these itself, with an error that the client understands.
     return order if order in roles.MAY else "unknown"
 
 
@@ -104,6 +107,7 @@ def _stage(*calls: stage_pb2.StageCallDef) -> str:
 
 
 def _program(request: services_pb2.RegisterRequest) -> Entry:
+    # A client sends a program without its bytes first. Only the bytes bring something new into this process.
     program = request.call.stage.program
     return ("program", program.sha256.hex()) if program.blob else None
 
@@ -113,18 +117,18 @@ def _status(request: services_pb2.StatusRequest) -> str:
 
 
 _SHORT_BYTES: Final = 64 << 10
-"""Bytes of a request for figures."""
+"""Most bytes of a request for figures."""
 _CLUSTER_BYTES: Final = 1 << 20
-"""Bytes of a ``Status`` with a cluster: of 10,000 tasks."""
+"""Most bytes of a ``Status`` call with a cluster: enough for 10,000 tasks."""
 _RUN_BYTES: Final = 2 * MOST_STATE_BYTES
-"""Bytes of an order to the run record: the states of a worker beside the names of all tasks."""
+"""Most bytes of an order to the run record: the states of a worker, and the names of all tasks."""
 
 _CHECKPOINT: Final = Method(_checkpoint, _checkpoint_pool, _checkpoint_entry)
 _RUN: Final = Method(_run, _run_pool, _run_entry, _run_sender, _RUN_BYTES)
 
 
 def _forwarded(of: Method) -> Method:
-    """Returns the rules for an order that a master forwards: those of the order, in the name of the master's task."""
+    """Returns the rules for a forwarded order: the rules of the order, with the master's own task as its sender."""
     return Method(
         lambda r: of.order(r.order),
         _waits,
@@ -156,4 +160,4 @@ METHODS: Final[Mapping[str, Method]] = {
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
     "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", "")),
 }
-"""All methods of both services, by name. What answers at once is in the pool of CALLS."""
+"""All methods of both services, by name. Calls that answer at once take a place in the pool CALLS."""

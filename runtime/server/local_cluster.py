@@ -1,4 +1,4 @@
-"""local_cluster: all tasks of a small cluster in this process, for notebooks and first tries."""
+"""A small cluster with all tasks in this process, for notebooks and first programs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TRIES = 5
 
 @dataclass
 class InProcessCluster:
-    """A cluster of which all tasks are in this process; ``with`` stops it, and so does ``stop``.
+    """A cluster with all tasks in this process. Runs until ``stop``, or until the end of its ``with`` block.
 
     Attributes:
-        cluster: its tasks and their addresses.
-        servers: the servers by (job, task index).
+        cluster: Tasks of the cluster, with their addresses.
+        servers: Servers by (job, task index).
     """
 
     cluster: ClusterSpec
@@ -30,47 +30,57 @@ class InProcessCluster:
 
     @property
     def target(self) -> str:
-        """The target of sessions of worker 0, the chief."""
+        """The target for sessions on worker 0, the chief."""
         return self.target_of(0)
 
     def target_of(self, worker: int) -> str:
-        """What a session of a worker connects to."""
+        """Returns the target for sessions on a worker.
+
+        Args:
+            worker: Task index of the worker.
+        """
         return self.servers["worker", worker].target
 
     def device(self, worker: int = 0) -> AbstractContextManager[None]:
-        """A device scope for the graph of a worker: variables on the ps, in turn, and all else on the worker."""
+        """Returns a device scope for the graph of a worker: variables on the ps in turn, all else on the worker.
+
+        Args:
+            worker: Task index of the worker; 0 by default.
+        """
         own = f"/job:worker/task:{worker}"
         if "ps" not in self.cluster.jobs:
             return device(own)
         return device(replica_device_setter(cluster=self.cluster, worker_device=own))
 
     def stop(self) -> None:
-        """Stops all servers, the workers first; does nothing the second time."""
+        """Stops all servers. Does nothing the second time."""
+        # Workers stop before the ps: a worker under way would take a stopped ps for a lost one.
         for _, server in sorted(self.servers.items(), reverse=True):
             server.stop()
 
     def __enter__(self) -> InProcessCluster:
-        """Gives the cluster itself."""
+        """Returns the cluster itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops it."""
+        """Stops the cluster."""
         self.stop()
 
 
 def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InProcessCluster:
-    """Starts a cluster in this process, on free ports that only this machine reaches.
+    """Starts a cluster in this process, on free ports of the loopback.
 
         with rt.local_cluster(ps=1, workers=2) as cluster, cluster.device():
             ...
 
     Args:
-        ps: number of parameter servers.
-        workers: number of workers.
-        **server_options: further arguments of each ``Server``.
+        ps: Number of parameter servers; 1 by default.
+        workers: Number of workers; 2 by default.
+        **server_options: Further arguments of each ``Server``.
 
     Raises:
-        InvalidArgumentError: there is no worker, or a negative number of ps.
+        InvalidArgumentError: The number of workers is below 1, or the number of ps below 0.
+        UnknownError: Other processes took the free ports on each of several attempts.
     """
     if workers < 1 or ps < 0:
         raise InvalidArgumentError(
@@ -87,7 +97,8 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
                     )
                     for task in cluster.tasks()
                 }
-            except UnknownError:  # somebody took a port between our looking and our listening
+            # Another process may take a port between the choice of the port and the start of the server.
+            except UnknownError:
                 if not left:
                     raise
                 continue
@@ -97,6 +108,7 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
 
 
 def _free_addresses(count: int) -> list[str]:
+    # All sockets stay open until the last has its port, so no port comes twice.
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]

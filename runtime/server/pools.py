@@ -1,4 +1,4 @@
-"""Pools of calls: what waits on the control plane takes nothing that status, orders and registrations need."""
+"""Pools of the calls of the control plane. Waiting calls leave room for status, orders and registrations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CHECKPOINT_ORDERS: Final = "checkpoint_orders"
 REGISTRATIONS: Final = "registrations"
 WAITING: Final = "waiting_calls"
 CLIENT_WAITING: Final = "client_waiting_calls"
-"""The pools, by the limits that they have; a connection has half of one of the first four at most."""
+"""Names of the pools, which are the names of their limits. A connection gets at most half of the first four."""
 
 _POOLS: Final = (CALLS, ORDERS, CHECKPOINT_ORDERS, REGISTRATIONS, WAITING)
 
 
 class CallPools:
-    """The pools of calls: each limits how many calls of one kind run at once.
+    """The pools of calls. Each pool limits the calls of one kind that run at once. Thread safe.
 
-    Every call has a thread of its own. One that may wait is refused where there are too many: others may be waiting for
-    what it would do, so it must not wait for its turn unheard. Any other waits its turn, which soon comes, or until its
-    client goes away.
+    Every call has a thread of its own. A call over the limit of the pool ``WAITING`` is refused, because other calls
+    may wait for its effect and it must not wait as well. A call over the limit of another pool waits for its turn, or
+    until its client hangs up. Calls of these pools are short, so the turn comes soon.
 
     Args:
-        limits: how many calls there may be of each kind.
+        limits: Limits on the calls of each kind.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -47,19 +47,25 @@ class CallPools:
 
     @contextlib.contextmanager
     def place(self, pool: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Holds a call's place in a pool while the block runs.
+        """Holds a place for a call in a pool during the block.
+
+        Args:
+            pool: Name of the pool.
+            context: Context of the call.
 
         Raises:
-            ResourceExhaustedError: it may wait, and there are too many.
-            CancelledError: its client has gone before its turn.
+            ResourceExhaustedError: The pool ``WAITING`` is full, for this connection or for all.
+            CancelledError: The client hung up before the call's turn.
         """
         running, peer, limits = self._running[pool], context.peer(), self._limits
         most = getattr(limits, pool)
         with self._changed:
             if pool != WAITING:
                 free = Cancellation()
+                # gRPC adds no callback to a call that has ended already.
                 if not context.add_callback(lambda: free.set(HUNG_UP)):
                     free.set(HUNG_UP)
+                # A single connection must not keep all others from their turn.
                 half = max(1, most // 2)
                 free.wait_for(
                     self._changed, lambda: running.total() < most and running[peer] < half, "waiting for its turn"
@@ -75,6 +81,7 @@ class CallPools:
         finally:
             with self._changed:
                 running[peer] -= 1
+                # Connections come and go for as long as the task lives, so the counters of idle ones are removed.
                 if not running[peer]:
                     del running[peer]
                 if pool != WAITING:

@@ -1,4 +1,8 @@
-"""Ports that another process has: a server waits for the port for a while, and then names the process."""
+"""The wait for a port that another process holds.
+
+A server waits for a while, because a process at its end may still hold the port. Then the server fails, with an error
+that names the process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _POLL_SECS = 0.1
 
 
 Holder = tuple[str, int, bool]
-"""The task or process that has a port: in words, its process id, and True for a live namesake in the same cluster."""
+"""Holder of a port: its name in words, its process id, and True for a live task of the same name and cluster."""
 _UNKNOWN: Holder = ("", 0, False)
 
 
@@ -35,19 +39,20 @@ def wait_for_port(
     *,
     tensors: bool = False,
 ) -> None:
-    """Waits until a server can listen on a port: a process that is dying may hold it for a moment.
+    """Waits until a server can listen on a port, for ``timeouts.PORT_SECS`` at most.
 
     Args:
-        hosts: the addresses of this machine, without brackets.
-        port: The port; 0 is any free port.
-        task: The task of the server.
-        cluster: as the task knows it.
-        security: what the cluster has in common.
-        tensors: True for the port of the tensor channel, which answers no request for a task's name.
+        hosts: Addresses of this machine, without brackets.
+        port: TCP port; 0 for any free port.
+        task: Task of the server.
+        cluster: Cluster of the task.
+        security: Security settings of the cluster.
+        tensors: True for the port of the tensor channel, which does not answer with the name of its task.
 
     Raises:
         InvalidArgumentError: A live task of the same cluster, with the same job and index, has the port.
-        UnknownError: somebody else keeps it, or this process may not have it; names the port, and who has it.
+        UnknownError: Another process keeps the port, or this process has no right to the port. The message names the
+            port and its holder.
     """
     if not port:
         return
@@ -55,6 +60,7 @@ def wait_for_port(
     deadline = time.monotonic() + timeouts.PORT_SECS
     told = False
     while problem := next((found for host in hosts if (found := _problem(host, port)) is not None), None):
+        # A wait helps only if another process uses the port, not without the right or for a server of this process.
         taken = problem.errno == errno.EADDRINUSE
         who, pid, is_namesake = _holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
         by = f" by {who}" if who else ""
@@ -78,10 +84,11 @@ def wait_for_port(
 
 
 def _problem(host: str, port: int) -> OSError | None:
-    """Returns the reason why the port cannot be taken; None if it can."""
+    """Returns the error of an attempt to bind the port; None if the attempt succeeds."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: old connections do no harm
+            # gRPC sets the option too, so connections of an earlier process in TIME_WAIT do not block the port.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if tried.family == socket.AF_INET6:
                 tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
             tried.bind((host, port))
@@ -91,9 +98,10 @@ def _problem(host: str, port: int) -> OSError | None:
 
 
 def _holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | None, tensors: bool) -> Holder:
-    """Returns the task that has a port of this machine, if a task answers there; else the process, if known."""
+    """Returns the holder of a port of this machine: the task that answers there, else the process, if known."""
     who, pid = "", 0
-    with contextlib.suppress(psutil.Error, OSError):  # it has just ended; or the system tells administrators only
+    # The process may have ended, and some systems list the connections of other users only for administrators.
+    with contextlib.suppress(psutil.Error, OSError):
         found = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
         if found:
             pid = max(found, key=lambda c: c.status == psutil.CONN_LISTEN).pid or 0
@@ -102,9 +110,11 @@ def _holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | 
         return who, pid, False
     try:
         told = probe(cluster.task_address(task.job, task.index), timeouts.ATTEMPT_SECS, security=security)
-    except OpError:  # nobody of ours, or one that does not answer
+    # The holder is no task of this project, or does not answer.
+    except OpError:
         return who, pid, False
-    if pid not in (0, told.pid):  # the name leads to another machine
+    # The address of the task leads to another machine, so the answer came from another process.
+    if pid not in (0, told.pid):
         return who, pid, False
     same = agree(told.cluster, cluster)
     who = f"{told.task}{'' if same else ' of another cluster'} (process {told.pid} on {told.host})"

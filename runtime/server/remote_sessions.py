@@ -1,8 +1,9 @@
-"""The sessions of clients in other processes, and the leases by which the sessions live.
+"""The sessions of clients in other processes, each with a lease.
 
-A client owns its session. Every call renews the session, and so does a call every few seconds that does nothing else. A
-client without a call for ``LEASE_SECS`` is dead, and its session is closed. A call that ends early (by its time limit,
-a closed channel or the client's death) ends its step, and not the session.
+A client owns its session. Every call of the client renews the lease. Between steps the client makes a call every few
+seconds for the renewal alone. A client without a call for ``LEASE_SECS`` counts as dead, and its session is closed. A
+call may end early, by its time limit, a closed channel or the client's death. Then only the step ends, and the session
+continues.
 """
 
 from __future__ import annotations
@@ -23,19 +24,23 @@ from runtime.rpc.rpc import caller, peer
 
 
 class RemoteSession:
-    """A session of the client of the present call, and its plans. Thread safe.
+    """A session and its plans. Belongs to the client of the present call. Thread safe.
 
     Args:
-        session: the session.
-        plans: Number of plans that are kept; the client keeps fewer, so that plans in use are here.
+        session: The session.
+        plans: Most plans to keep. The client keeps fewer, so that all its plans are here.
+
+    Attributes:
+        session: The session.
+        client: Connection by which the session was opened.
+        owner: Identity of the client that has opened the session.
+        heard_at: Time of the client's last call, ``time.monotonic()``.
     """
 
     def __init__(self, session: MasterSession, plans: int) -> None:
         self.session = session
         self.client = peer()
-        """The connection by which the session was opened."""
         self.owner = caller()
-        """The identity in the certificate of the client that opened the session."""
         self._most = plans
         self.heard_at = time.monotonic()
         self._lock = threading.Lock()
@@ -43,11 +48,11 @@ class RemoteSession:
         self._plans: OrderedDict[int, PreparedPlan] = OrderedDict()
 
     def is_of_caller(self) -> bool:
-        """Returns True if the client of the present call may be the owner, as far as certificates show."""
+        """Returns True if the present call may come from the owner, as far as certificates show."""
         return not self.owner.names or self.owner.is_as(caller())
 
     def add(self, prepared: PreparedPlan) -> int:
-        """Keeps a plan and returns its number."""
+        """Keeps a plan and returns its number. The least recently used plan may be dropped."""
         with self._lock:
             number = next(self._numbers)
             self._plans[number] = prepared
@@ -57,6 +62,9 @@ class RemoteSession:
 
     def plan(self, number: int) -> PreparedPlan:
         """Returns the plan of a number.
+
+        Args:
+            number: Number of the plan, from ``add``.
 
         Raises:
             NotFoundError: The plan was dropped, or was never there.
@@ -73,7 +81,7 @@ class RemoteSessions:
     """The sessions of a master's clients in other processes, by id. Thread safe.
 
     Args:
-        limits: Limits on the number of sessions, and on the plans of each session.
+        limits: Limits on the sessions, and on the plans of each session; the default limits by default.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -90,7 +98,7 @@ class RemoteSessions:
         """Checks that the client of the present call may open another session.
 
         Raises:
-            ResourceExhaustedError: there are too many of this connection, or of all.
+            ResourceExhaustedError: Too many sessions of this connection or of all connections are open.
         """
         limits, client = self._limits, peer()
         with self._changed:
@@ -101,48 +109,52 @@ class RemoteSessions:
                 raise limits.exceeded("sessions", f"{len(self)} sessions of clients elsewhere are open here")
 
     def add(self, session: MasterSession) -> None:
-        """Keeps a session that has just been opened.
+        """Keeps a newly opened session for the client of the present call.
 
         Args:
-            session: the session, which belongs to the client of the present call.
+            session: The session.
 
         Raises:
-            ResourceExhaustedError: others were opened meanwhile, and now there are too many.
+            ResourceExhaustedError: Too many sessions are open, because other calls opened sessions meanwhile.
         """
         with self._changed:
             self.check_room()
             self._sessions[session.id] = RemoteSession(session, self._limits.session_plans)
+            # A master without remote sessions needs no thread.
             if not self._watching:
                 threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
                 self._watching = True
 
     def renewed(self, number: int) -> RemoteSession:
-        """Returns the session of an id and notes a sign of life of its client.
+        """Renews the lease of a session, and returns the session.
 
         Args:
-            number: the id.
+            number: Id of the session.
 
         Raises:
-            AbortedError: it is not there (any more), or is another client's.
+            AbortedError: The session has ended, was never here, or belongs to another client.
         """
         with self._changed:
             found = self._sessions.get(number)
             if found is not None and found.is_of_caller():
                 found.heard_at = time.monotonic()
                 return found
+        # Another client's session gets the same error, which does not show that the session exists.
         raise AbortedError(
             f"session {number:x} is not found here: the server restarted or was reset, or did not hear of this client "
             f"for {timeouts.LEASE_SECS:g} s"
         )
 
     def end(self, number: int) -> None:
-        """Closes a session, if there is one of this id that is not another client's."""
+        """Closes a session of the client of the present call. Does nothing without a session of this id."""
         with self._changed:
             found = self._sessions.get(number)
+            # The thread of leases is no client: without names, it passes as the owner of every session.
             if found is not None and not found.is_of_caller():
                 return
             self._sessions.pop(number, None)
             self._changed.notify()
+        # To close a session may take as long as a step, so it happens without the lock.
         if found is not None:
             found.session.close()
 
@@ -156,7 +168,7 @@ class RemoteSessions:
             found.session.close()
 
     def _watch(self) -> None:
-        """Closes the sessions of clients without a sign of life; ends when there is no session."""
+        """Closes the sessions with an expired lease. Ends when there is no session."""
         while True:
             with self._changed:
                 if not self._sessions:

@@ -1,4 +1,7 @@
-"""The figures of one task, put together when somebody asks: counters, transport, host, devices, variables."""
+"""The figures of one task: counters, transport, host, devices and variables.
+
+All figures are read for each report. Between reports nothing is computed.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,18 @@ _process = psutil.Process()
 
 @dataclass(frozen=True)
 class TaskReport:
-    """The figures of a task.
+    """The figures of a task at one time.
 
     Attributes:
-        task: ``/job:ps/task:0``.
-        cluster: The cluster as the task knows it.
+        task: Name of the task, such as ``/job:ps/task:0``.
+        cluster: Cluster of the task, from the task's own view.
         incarnation: Random id of the task's process.
         started_unix_secs: Start of serving, seconds since the epoch.
         host: Name of the task's host.
         pid: Id of the task's process.
-        values: figures by name; those ending in ``_total`` only grow. Seconds and bytes.
-        staleness: Numbers of updates that were 0, 1, 2 ... updates behind the variables that they changed.
+        values: Figures by name, in seconds and bytes. Figures ending in ``_total`` only grow. ``METRICS`` of
+            `runtime.observe.process_metrics` explains each.
+        staleness: Numbers of updates that were 0, 1, 2 ... updates behind the changed variables.
         last_error: The last error that the task logged, ``""`` for none.
         last_error_unix_secs: Time of the last error, seconds since the epoch.
         variables: The task's variables, if the request asked for them.
@@ -58,7 +62,12 @@ class TaskReport:
 
 
 def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
-    """Returns the figures of a server of this process."""
+    """Returns the figures of a server in this process.
+
+    Args:
+        server: The server.
+        variables: True lists the task's variables, too.
+    """
     worker = server.worker
     known, counted = worker.store.variables(), server.tensors.counters
     values = {
@@ -77,6 +86,7 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
         "variables": len(known),
         "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),
     }
+    # Only the task that holds the global step reports the step.
     if any(key == _GLOBAL_STEP and spec.shape == () for key, spec in known):
         values["global_step"] = float(worker.store.snapshot([_GLOBAL_STEP])[_GLOBAL_STEP])
     error, when = metrics.last_error
@@ -122,9 +132,10 @@ def _host() -> dict[str, float]:
 
 
 def _devices(worker: Any) -> dict[str, float]:
-    """Returns the memory of devices whose backend reports it."""
+    """Returns the memory figures of all devices with a backend that reports memory."""
     found: dict[str, float] = {}
     for device, local in worker.devices.items():
+        # CPU devices use the memory of the process, which _host reports.
         stats = local.memory_stats() if device.type != "CPU" else None
         for name, key in (("bytes_in_use", "memory"), ("peak_bytes_in_use", "peak_memory"), ("bytes_limit", "limit")):
             if stats and name in stats:
@@ -155,21 +166,29 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
 def probe(
     address: str, timeout_secs: float = 2.0, *, variables: bool = False, security: Security | None = None
 ) -> TaskReport:
-    """Asks the task at ``host:port`` (or ``grpc://host:port``) for its figures.
+    """Requests the figures of a task.
 
     Args:
-        address: of its gRPC port.
-        timeout_secs: how long to wait.
-        variables: list its variables too.
-        security: certificates or token of the cluster; by default what ``BELLWETHER_SECURITY`` says, else what a server
-            of this process was given.
+        address: ``host:port`` of the task's gRPC port, or ``grpc://host:port``.
+        timeout_secs: Most seconds to wait for the answer; 2 by default.
+        variables: True lists the task's variables, too.
+        security: Certificates or token of the cluster; by default from ``BELLWETHER_SECURITY``, else the settings of a
+            server in this process.
 
     Raises:
-        UnauthenticatedError: it does not take what we have, or we do not take what it has; says what to do.
-        UnavailableError: nobody listens there.
-        DeadlineExceededError: no answer in time.
+        UnauthenticatedError: Task and client do not accept each other's token or certificate. The message names the
+            remedy.
+        UnavailableError: No process listens at the address.
+        DeadlineExceededError: The task did not answer in time.
+
+    Example:
+        >>> from runtime.server.server import Server
+        >>> with Server.create_local_server() as server:
+        ...     probe(server.target).task
+        '/job:local/task:0'
     """
     address = address.removeprefix("grpc://")
+    # A server of this process is read directly, so a program needs no credential for its own task.
     local = find_local(address)
     if local is not None:
         return report_from_proto(report(cast(Served, local), variables=variables))

@@ -1,4 +1,7 @@
-"""The face of a server for its gRPC services and its report."""
+"""The interface of a server for its gRPC services and its report.
+
+`runtime.server.server` imports the services and the report, so they cannot import `Server` themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from runtime.wire.listener import TensorServer
 
 
 class Served(Protocol):
-    """A server: one task's state and how others reach it."""
+    """A server: the state of one task, and the ports of the task."""
 
     cluster: ClusterSpec
     worker: Worker
@@ -30,10 +33,18 @@ class Served(Protocol):
     certificates: Certificates | None
 
     def check_session(self, session: int) -> None:
-        """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""
+        """Checks that a session belongs to the client of the present gRPC call.
+
+        Raises:
+            PermissionDeniedError: The session belongs to another client.
+        """
 
     def hear_of(self, cluster: ClusterSpec) -> None:
-        """Notes the addresses of tasks that this task did not know when it started."""
+        """Learns the addresses of tasks that were unknown at the start."""
 
     def check_open(self) -> None:
-        """Raises UnavailableError while the server is starting."""
+        """Checks that the server has started.
+
+        Raises:
+            UnavailableError: The server is starting.
+        """

@@ -1,4 +1,8 @@
-"""Server: one process's (or notebook cell's) place in a cluster. One gRPC port, one tensor port."""
+"""The server of one task, with a gRPC port and a tensor port.
+
+A program makes one `Server` per process and calls ``join``, or opens sessions on its ``target``. A notebook may have
+several in one process.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +65,13 @@ from runtime.wire.dial import ChannelOptions
 from runtime.wire.listener import TensorServer
 
 DRAIN_VARIABLE = "BELLWETHER_DRAIN_SECS"
-"""Environment variable: how long a task serves on after SIGTERM while tasks that train live."""
+"""Environment variable: most seconds for which a task serves after SIGTERM while training tasks are connected."""
 _STOP_SECS = 2.0
 LATE_SECS = 600.0
-"""Seconds that a task waits at the end of training for workers that have not come yet."""
+"""Default seconds after the chief's end for which a task waits for workers that never came."""
 _POLL_SECS = 1.0
+# A certificate may near its end, or be replaced, while no client connects.
 _CHECK_SECS = 60.0
-"""Seconds between looks at the certificate: it may end soon, or have been replaced."""
 _INSECURE = "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
 _NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
 _DRAIN_POLL_SECS = 0.1
@@ -78,12 +82,12 @@ _NO_ROOT = (
 
 
 class Server:
-    """The place of one process in a cluster: one task, which serves until it is stopped.
+    """The server of one task of a cluster. Serves until ``stop``, or until the end of a ``with`` block or ``join``.
 
     Args:
         cluster: A ClusterSpec, or a dict or ClusterDef of one.
-        job_name: This task's job; by default the only job of the cluster.
-        task_index: This task's index; by default that of the job's only task.
+        job_name: Job of the task; by default the only job of the cluster.
+        task_index: Index of the task; by default the index of the job's only task.
         config: Default options of sessions on this server (``runtime.SessionConfig``).
         start: True starts the server at once.
         data_port: TCP port of the tensor channel; 0 takes a free port, which clients learn over gRPC.
@@ -105,6 +109,24 @@ class Server:
             (``connections=100,hello_secs=5``).
         audit_log: File to which the audit log is appended (docs/security.md); by default from
             ``BELLWETHER_AUDIT_LOG``, else none.
+
+    Attributes:
+        task: The task.
+        cluster: The cluster from the task's own view, with the port in place of a port 0.
+        address: ``host:port`` of the control plane.
+        listens_on: Addresses of this machine at which both ports are open.
+        config: Default options of sessions.
+        limits: Limits on the use of the task. With few open files, the connections are fewer than were given.
+        security: Security settings; None if the task has drawn a token for the processes of its user.
+        certificates: Certificates of the task; None without.
+        incarnation: Random id of this process of the task. A task that continues from its backup keeps its id.
+        started_unix_secs: Start of this process of the task, seconds since the epoch.
+        takeovers: Number of times the task has continued from its backup.
+        worker: State and stages of the task.
+        master: Runner of the steps of sessions on this task.
+        tensors: Server of the tensor channel, with its port, Unix socket and counters.
+        remote_sessions: Sessions of clients in other processes.
+        pools: Pools of the calls of the control plane.
 
     Raises:
         InvalidArgumentError: The job or index is not in the cluster; the address is unusable or not this machine's;
@@ -149,10 +171,10 @@ class Server:
         given_limits = limits or Limits.from_environ(os.environ)
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             raise InvalidArgumentError("JAX_DISABLE_JIT is set, and a server compiles what it runs: unset it")
+        # A process without free file descriptors can neither accept a connection nor open a checkpoint.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = given_limits if descriptors == resource.RLIM_INFINITY else given_limits.within(descriptors)
         self.limits = limits
-        """How much of the task others may use; fewer connections than it was given where it may open fewer files."""
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
         self.config = config
@@ -162,21 +184,19 @@ class Server:
         self._peers: dict[str, Task] = {}
         self._peers_lock = threading.Lock()
         self._stopped = threading.Event()
+        # Set when ``join`` should end: the server has stopped, or no task needs this task any more.
         self._over = threading.Event()
-        """Set when ``join`` should end: stopped, or nobody needs this task any more."""
         self._started = self._open = False
         self.takeovers = 0
-        """How many times this task has gone on from its backup."""
         with cpu_share.limited(spec, self.task):
             self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), limits)
         self.worker.checkpoint_participant.roots = roots
         self.worker.checkpoint_participant.cores = cpu_share.share(spec, self.task, os.cpu_count() or 1, of_job=True)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
         self.listens_on = binding.listen_on(spec, self.task, bind, os.environ)
-        """The addresses of this machine at which both ports are open."""
+        # Other tasks know this process as a client by its own id. The incarnation will not do: a task that continues
+        # from its backup takes over the incarnation of a process whose lanes the other tasks remember.
         self._client_id = secrets.randbits(63) | 1
-        """By which other tasks know this process. Not the incarnation: a task that goes on from its backup takes that
-        over from a process whose lanes they remember."""
         local = binding.is_loopback(self.listens_on)
         given = security or Security.from_environ(os.environ)
         if given is None and not local:
@@ -186,11 +206,10 @@ class Server:
                 task=str(self.task),
             )
         self.security = None if given is None else given.of_host(host)
-        """What the task was given; None where it has a token that only its user's processes find."""
         token = self.security.token() if self.security else None
         self._key = token.key if token else secrets.token_bytes(KEY_BYTES) if self.security is None else None
         self.certificates = self.security.tls() if self.security else None
-        """Of the task; None without."""
+        # The certificates may come from an earlier server of this process, and may have expired meanwhile.
         if self.certificates is not None:
             self.certificates.check()
         self._own = self._own_identity()
@@ -211,6 +230,7 @@ class Server:
             options=rpc.server_options(limits),
         )
         self._grpc_started = False
+        # The port is taken now and not in start(), because sessions and other tasks need the address.
         wait_for_port(self.listens_on, port, self.task, spec, self.security)
         bound = _bind(self._grpc, self.listens_on, port, self.task, self.certificates)
         check.addresses = [join_address(name, bound) for name in (host, *self.listens_on)]
@@ -236,13 +256,12 @@ class Server:
             refusals=refusals,
         )
         self.tensors = TensorServer(context, hosts=self.listens_on, port=data_port, unix=unix_socket)
-        """The server of the tensor channel: its port, Unix socket and counters."""
         self.master = Master(self.cluster, (self.task.job, self.task.index), self.worker, self.security)
         self.remote_sessions = RemoteSessions(limits)
-        """Those of clients in other processes."""
         self._health = health.HealthServicer()
         add_services(self._grpc, self, self.remote_sessions)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        # From here on sessions and peers of this process use the server without a connection.
         tasks.publish(self.address, self)
         self._unshare = share(self.security) if self.security else lambda: None
         if start:
@@ -250,29 +269,45 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:
-        """Returns the server of a cluster of one task, ``/job:local/task:0``, on a free port of this machine."""
+        """Returns the server of a new cluster with one task.
+
+        The task is ``/job:local/task:0``, on a free port of the loopback.
+
+        Args:
+            config: Default options of sessions on the server.
+            start: True starts the server at once.
+
+        Example:
+            >>> with Server.create_local_server() as server:
+            ...     str(server.task)
+            '/job:local/task:0'
+        """
         return Server({"local": ["localhost:0"]}, "local", 0, config, start)
 
     @property
     def target(self) -> str:
-        """The target of sessions: ``grpc://host:port``."""
+        """The target for sessions: ``grpc://host:port``."""
         return f"grpc://{self.address}"
 
     def report(self, *, variables: bool = False) -> TaskReport:
-        """Returns the figures of this task: steps, times, bytes, memory, errors; with its variables when asked."""
+        """Returns the figures of this task: steps, times, bytes, memory and errors.
+
+        Args:
+            variables: True lists the task's variables, too.
+        """
         return report_from_proto(report(self, variables=variables))
 
     def tell_refused(self, peer: str, why: str | Exception) -> None:
-        """Logs and audits a client that the endpoint with this task's figures has refused.
+        """Logs and audits a client refused by the HTTP endpoint with this task's figures.
 
         Args:
-            peer: address of the client, without a port.
-            why: in words, or what its TLS handshake has failed by.
+            peer: Address of the client, without a port.
+            why: Reason in words, or the error of the TLS handshake.
         """
         self._refusals.tell(peer, f"{no_handshake(why) if isinstance(why, Exception) else why} (metrics)")
 
     def start(self) -> None:
-        """Starts serving; does nothing the second time.
+        """Starts the server. Does nothing the second time.
 
         Raises:
             UnknownError: Another process has the port of the tensor channel. The server is stopped then.
@@ -293,6 +328,7 @@ class Server:
             logging.warning(_INSECURE, self.task)
         elif not binding.is_loopback(self.listens_on):
             logging.info(_NOT_ENCRYPTED, self.task)
+        # Without a credential and a root, any host of the network can have any directory of this user written.
         local_only, lets_all_in = binding.is_loopback(self.listens_on), self.certificates is None and self._key is None
         if lets_all_in and not local_only and self.worker.checkpoint_participant.roots.paths is None:
             logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
@@ -301,7 +337,8 @@ class Server:
     def _start(self) -> None:
         if self._holder:
             self.worker.hold_backups(BackupHolder(self._audit, self._check_is_task))
-            # gRPC first: tasks that start together ask each other, and none may wait for another's start.
+            # gRPC starts first, because tasks that start together request each other's backups. The tensor channel
+            # starts last, because no client may call before the backup is read.
             self._start_grpc()
             self._replicate(self._holder)
             self._start_tensors()
@@ -310,7 +347,7 @@ class Server:
             self._start_grpc()
 
     def _watch(self, certificates: Certificates) -> None:
-        """Warns when the certificate ends soon, also while no client connects."""
+        """Warns while the certificate is near its end, even if no client connects."""
         certificates.tell_near_end(str(self.task))
         while not self._stopped.wait(_CHECK_SECS):
             certificates.tell_near_end(str(self.task))
@@ -324,18 +361,25 @@ class Server:
         wait_for_port(self.listens_on, port, self.task, self.cluster, self.security, tensors=True)
         try:
             self.tensors.start()
-        except OSError as error:  # somebody was quicker
+        # Another process may have taken the port after the wait.
+        except OSError as error:
             text = f"cannot listen on the data port {port}: {error.strerror or error}"
             raise UnknownError(text, task=str(self.task)) from error
 
     def _replicate(self, holder: str) -> None:
-        """Continues from the task's backup, if there is one, and begins to back this process up."""
+        """Continues from the task's backup, if any, and starts the next backup.
+
+        Args:
+            holder: Name of the task that holds the backup.
+        """
 
         def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
             return read_message(self._peer(holder).about_backup(packed_message(header, arrays)))
 
         process_id = secrets.randbits(62)
         resumed = takeover.take_up(self.worker, holder, process_id, send)
+        # Clients repeat their calls to the same incarnation. The answers in the backup keep a repeated update from
+        # being applied twice.
         if resumed is not None:
             self.incarnation, self.takeovers = resumed.incarnation, resumed.takeovers
             self.tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()})
@@ -372,29 +416,37 @@ class Server:
         return own
 
     def _check_is_task(self, task: str) -> None:
-        """Checks that the present call of the tensor channel comes from a task, as far as certificates show.
+        """Checks that the present call of the tensor channel comes from ``task``.
 
-        The address is that of this task's own cluster: any client could have told another (``hear_of``).
+        A client without a certificate passes.
+
+        Args:
+            task: Name of the task.
 
         Raises:
-            PermissionDeniedError: it is another.
+            PermissionDeniedError: The certificate belongs to another task or host, or the cluster has no such task.
         """
+        # Only the own cluster counts. The addresses from hear_of come from clients, which may lie.
         address = next((a for known, a in self.cluster.tasks().items() if str(known) == task), None)
         if address is None:
             raise PermissionDeniedError(f"the cluster has no {task}", task=str(self.task))
         roles.check_is_task(current_identity(), task, split_address(address)[0])
 
     def _check_is_one_of(self, names: frozenset[str]) -> None:
-        """Checks that a tensor is fetched by a task that it is held for, as far as certificates show.
+        """Checks that the present fetch of a tensor comes from a task of ``names``.
 
-        A task whose address this task does not know may be at any host.
+        A client without a certificate passes.
+
+        Args:
+            names: Names of the tasks for which the tensor is held; empty for any task.
 
         Raises:
-            PermissionDeniedError: it is another.
+            PermissionDeniedError: The certificate belongs to another task or host.
         """
         who = current_identity()
         if not names or not who.names or who.task in names:
             return
+        # A task at an unknown address may be on any host, so a certificate without a task passes for such a task.
         addresses = [self._known.get(name) for name in names]
         if not who.task and any(a is None or who.names_host(split_address(a)[0]) for a in addresses):
             return
@@ -404,12 +456,22 @@ class Server:
         )
 
     def check_session(self, session: int) -> None:
-        """Checks, in a servicer method, that a session is not another client's; raises PermissionDeniedError."""
+        """Checks that a session belongs to the client of the present gRPC call.
+
+        Raises:
+            PermissionDeniedError: The session belongs to another client.
+        """
+        # Without certificates all clients have the same token, so there is nothing to compare.
         if self.certificates is not None:
             self.tensors.lanes.check_client(session, rpc.caller())
 
     def check_open(self) -> None:
-        """Raises UnavailableError while this task has started but does not know yet whether it goes on as itself."""
+        """Checks that the server has started.
+
+        Raises:
+            UnavailableError: The server is starting.
+        """
+        # Before the end of the start the task does not know if it will continue from a backup, under the old id.
         if not self._open:
             raise UnavailableError("it is starting", task=self.worker.task)
 
@@ -417,23 +479,23 @@ class Server:
         return tasks.is_local_session(session) or self.tensors.lanes.connected(session)
 
     def _silent_secs(self, session: int) -> float | None:
-        """Returns the seconds without a sign of life of a session; None if it was never here, or long ago."""
+        """Returns the seconds since a session's last sign of life; None for an unknown session."""
         return 0.0 if tasks.is_local_session(session) else self.tensors.silent_secs(session)
 
     def _lives(self, session: int) -> bool:
-        """Returns True if a session is connected here and shows that its process runs."""
+        """Returns True if a session is connected here and the session's process shows life."""
         silent = self._silent_secs(session)
         return self._is_connected(session) and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)
 
     def stop(self, grace_secs: float = _STOP_SECS, *, leaving: bool = False) -> None:
-        """Stops serving, closes sessions and connections, and gives the ports back.
+        """Stops the server, closes its sessions and connections, and releases its ports.
 
         Does nothing the second time, and nothing in a forked child of the process that made the server.
 
         Args:
-            grace_secs: seconds that calls under way have.
-            leaving: True at the end of training: clients that were frozen meanwhile get a TaskLeftError. Else they wait
-                for the task to come back.
+            grace_secs: Seconds for the calls under way; 2 by default.
+            leaving: True at the end of training: later calls of clients fail with a TaskLeftError. With False, clients
+                wait for the task to come back.
         """
         if self._home.was_left or self._stopped.is_set():
             return
@@ -443,7 +505,8 @@ class Server:
         self.remote_sessions.end_all()
         if leaving:
             self.worker.store.run.close(TaskLeftError("it has left: training is over", task=self.worker.task))
-        # First of all: a client that hears of the stop by another way waits for the task to come back.
+        # The tensor channel reports the end first. A client that saw a closed gRPC port before would wait for the task
+        # to come back.
         if leaving and self._started:
             self.tensors.stop(grace_secs, leaving=True)
         tasks.leave(self.address, self)
@@ -454,7 +517,7 @@ class Server:
         for peer in peers:
             peer.close(0)
         if not self._grpc_started:
-            # gRPC returns a port only when it stops, and stops only a server that was started.
+            # gRPC releases a port only at a stop, and stops only a started server.
             self._start_grpc()
         self._grpc.stop(grace_secs).wait()
         if self._started:
@@ -467,22 +530,25 @@ class Server:
         self._over.set()
 
     def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> bool:
-        """Serves until ``stop`` is called, or SIGTERM arrives when this is the main thread, or training is over.
+        """Serves until training is over, until ``stop`` is called, or until SIGTERM arrives.
 
-        Training is over for a task when every task of the other jobs has said so (a Supervisor says it at its end) and
-        none of them runs under a launcher that stops this task itself; then the server stops. Once the chief has
-        finished, a worker that has not said so is waited for as long as it lives, which its connections tell; one that
-        gives no sign of life until the time is up that the chief gave it (``stop_grace_secs``) is not.
+        SIGTERM is handled only if the caller is the main thread.
+
+        Training is over for this task when every task of the other jobs has reported its end, as a Supervisor does, and
+        none of these tasks runs under a launcher that stops this task itself. Then the server stops. After the chief
+        has finished, the task waits for each worker without a report while the worker's connections show life. The
+        wait for a silent worker ends after the time set by the chief (``stop_grace_secs``).
 
         Args:
-            late_secs: how long workers that have never come are waited for after the chief has finished.
-            drain_secs: how long this task serves on after SIGTERM, at most, while tasks that train live: where all are
-                told to stop at once, the chief needs it for its last checkpoint. By default what
-                ``BELLWETHER_DRAIN_SECS`` says, else 0.
+            late_secs: Seconds after the chief's end for which the task waits for workers that never came; 600 by
+                default.
+            drain_secs: Most seconds for which the task serves after SIGTERM while training tasks are connected. If all
+                tasks receive SIGTERM at once, the chief needs this time for its last checkpoint. By default
+                ``BELLWETHER_DRAIN_SECS``, else 0.
 
         Returns:
-            Whether it is done: False where SIGTERM has ended it before training was over. The process should end with
-            the exit code of "preempted" then (docs/launch.md), or an engine takes it for one that has done its part.
+            False if SIGTERM has ended the task before the end of training, else True. After False the process should
+            exit with the code for "preempted" (docs/launch.md). With code 0 an engine would count the task as complete.
 
         Raises:
             InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
@@ -490,8 +556,10 @@ class Server:
         drain = _drain_secs(os.environ) if drain_secs is None else drain_secs
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGTERM)
+            # A signal handler interrupts the main thread at any instruction, maybe with a lock held. So the handler
+            # only starts a thread.
             stop = threading.Thread(target=self._drain, args=(drain,), name="stop")
-            # The signal may come several times: from an engine that sends it to all processes, and from a launcher.
+            # The signal may come twice: from an engine that signals all processes, and from a launcher.
             times = itertools.count()
             signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())
             try:
@@ -503,12 +571,12 @@ class Server:
         return True
 
     def _drain(self, secs: float) -> None:
-        """Stops the server when no task that trains is connected, or so many seconds from now."""
+        """Stops the server when no training task is connected, at the latest after ``secs``."""
         deadline = time.monotonic() + secs
         living = self._living()
         if living and secs:
             logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self.task, secs, ", ".join(living))
-            # The chief saves by then: steps that no checkpoint holds end with this task.
+            # The chief learns the time and saves before. Steps after the last checkpoint end with this task.
             self.worker.store.run.go_at(deadline)
         while (left := deadline - time.monotonic()) > 0 and self._living():
             if self._over.wait(min(_DRAIN_POLL_SECS, left)):
@@ -516,14 +584,14 @@ class Server:
         self.stop()
 
     def _living(self) -> list[str]:
-        """Returns the names of the tasks that train and are connected."""
+        """Returns the names of the connected tasks that take part in training."""
         sessions = self.worker.store.run.training()
         return sorted(t for t, s in sessions.items() if self._is_connected(s))
 
     def _wait_over(self, late_secs: float) -> None:
         run = self.worker.store.run
         try:
-            # The first line comes at every normal end; a wait that lasts is worth a warning.
+            # A short wait belongs to every normal end. Only a longer wait deserves a warning.
             log_at, log = 0.0, logging.info
             while not self._over.wait(_POLL_SECS):
                 if run.may_leave(late_secs):
@@ -549,7 +617,8 @@ class Server:
             raise
 
     def _log_unsaved(self) -> None:
-        """Warns of steps that came after the chief's last checkpoint, from a worker that the chief had given up."""
+        """Warns of steps after the chief's last checkpoint."""
+        # A worker that the chief no longer waited for may have trained on.
         saved = self.worker.store.run.saved
         if saved is None or self.worker.store.uninitialized([saved[0]]):
             return
@@ -569,14 +638,25 @@ class Server:
         self.stop()
 
     def hear_of(self, cluster: ClusterSpec) -> None:
-        """Notes the addresses of other ps, which a ps that knows only itself (``agree``) learns from workers."""
+        """Learns the addresses of the other ps from the cluster of a worker.
+
+        Args:
+            cluster: Cluster of the worker.
+        """
+        # Only a ps that was started with a cluster of its own task alone needs to learn, and only from a cluster that
+        # contains the task.
         if len(self.cluster.tasks()) == 1 and agree(self.cluster, cluster):
             self._known.update({str(task): address for task, address in cluster.tasks().items() if task.job == "ps"})
 
     def _peer(self, name: str) -> Task:
-        """Returns another task of the cluster, for tensors that go straight between two tasks."""
+        """Returns another task of the cluster, for a direct transfer of tensors.
+
+        Raises:
+            InvalidArgumentError: The address of the task is unknown.
+        """
         with self._peers_lock:
             found = self._peers.get(name)
+            # The task was restarted without its state. A channel belongs to one process, so a new channel is needed.
             if isinstance(found, RemoteTask) and found.peer.incarnation is not None and found.peer.lost:
                 found.close(0)
                 found = None
@@ -609,7 +689,8 @@ def _own_task(spec: ClusterSpec, job: str | None, index: int | None) -> TaskId:
         if len(indices) != 1:
             raise InvalidArgumentError(f"Must specify an explicit `task_index`: job {job!r} has tasks {indices}")
         index = indices[0]
-    spec.task_address(job, index)  # raises with what exists
+    # Raises for a job or index that the cluster lacks.
+    spec.task_address(job, index)
     return TaskId(job, index)
 
 
@@ -617,6 +698,7 @@ def _bind(server: grpc.Server, hosts: Sequence[str], port: int, task: TaskId, ce
     add = server.add_insecure_port
     if certificates is not None:
         add = functools.partial(server.add_secure_port, server_credentials=rpc.server_credentials(certificates))
+    # A free port is chosen at the first address and must be the same at all others.
     bound = port
     for host in hosts:
         try:

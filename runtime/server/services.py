@@ -1,4 +1,4 @@
-"""The gRPC services of a server: WorkerService for masters, MasterService for clients elsewhere."""
+"""The gRPC services of a server: WorkerService for masters, MasterService for clients in other processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ from runtime.wire.messages import call_from_proto, device_to_proto, pack, plan_f
 
 @contextlib.contextmanager
 def _until_abandoned(deadline: float | None = None) -> Iterator[Cancellation]:
-    """Yields a cancellation that is set when the caller goes before the block ends."""
+    """Yields a cancellation for the block, which is set when the caller hangs up.
+
+    Args:
+        deadline: End of the waits in the block, ``time.monotonic()``; None for no end.
+    """
     cancelled = Cancellation(deadline)
     with when_abandoned(lambda: cancelled.set(HUNG_UP)):
         yield cancelled
@@ -44,7 +48,15 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         self._server = server
 
     def _worker(self, incarnation: int) -> Worker:
-        """Returns the worker for a request to a process of the task; 0 is any process."""
+        """Returns the worker for a request to a process of the task.
+
+        Args:
+            incarnation: Incarnation of the process; 0 for any.
+
+        Raises:
+            AbortedError: The process of the request has ended, and this process has replaced it.
+            UnavailableError: The server is starting.
+        """
         self._server.check_open()
         if incarnation not in (0, self._server.incarnation):
             raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
@@ -52,7 +64,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Status(self, request: pb.StatusRequest) -> pb.StatusResponse:
-        """Returns the task's identity, its cluster and the address of its tensor channel."""
+        """Returns the identity, the cluster and the tensor address of the task."""
         server = self._server
         server.check_open()
         primary = server.worker.primary
@@ -75,7 +87,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
-        """Registers a stage call."""
+        """Registers a stage call and returns its handle, or requests the stage's program from the client."""
         worker = self._worker(request.incarnation)
         self._server.check_session(request.session)
         found = worker.register(
@@ -86,14 +98,16 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             session=request.session,
             foreign=True,
         )
+        # Many sessions share a program, so the client sends the program only to a task that does not know it yet.
         if found is None:
             return pb.RegisterResponse(need_program=True)
+        # The client counts on the registration, so the stage must survive a restart from the backup.
         worker.replicate_now()
         return pb.RegisterResponse(handle=found.handle)
 
     @servicer_method
     def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
-        """Ends a session's need of handles."""
+        """Releases handles of a session. Stages without a session may be dropped."""
         self._server.check_session(request.session)
         self._server.worker.registry.unregister(request.session, request.handles)
         return pb.UnregisterResponse()
@@ -107,18 +121,19 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Checkpoint(self, request: pb.CheckpointOrder) -> pb.CheckpointReply:
-        """Carries out an order of a coordinator of checkpoints."""
+        """Executes an order of a checkpoint coordinator."""
         worker = self._worker(request.incarnation)
         self._server.check_session(request.session)
         with _until_abandoned(time.monotonic() + worker.limits.order_secs) as cancelled:
             reply = worker.checkpoint_participant.obey(request, cancelled)
+        # The client counts on the restored values, so the values must survive a restart from the backup.
         if request.WhichOneof("order") == "commit":
             worker.replicate_now()
         return reply
 
     @servicer_method
     def Run(self, request: run_record_pb2.RunOrder) -> run_record_pb2.RunReply:
-        """Carries out an order to the run record; an order that waits ends with its caller."""
+        """Executes an order to the run record. A waiting order ends when the caller hangs up."""
         worker = self._worker(request.incarnation)
         with _until_abandoned() as cancelled:
             return worker.obey_run_order(request, cancelled)
@@ -130,14 +145,14 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
 
     @servicer_method
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
-        """Forgets variables and resources."""
+        """Clears the variables and resources of some containers, or of all."""
         self._server.worker.store.clear(None if request.all else list(request.containers))
         self._server.worker.replicate_now()
         return pb.ClearResponse()
 
 
 class MasterServicer(services_pb2_grpc.MasterServiceServicer):
-    """The service that runs steps for clients in other processes."""
+    """The service for clients in other processes: sessions, plans, steps, and orders to forward."""
 
     def __init__(self, master: Master, sessions: RemoteSessions, limits: Limits) -> None:
         self._master = master
@@ -148,9 +163,11 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
     def CreateSession(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
         """Opens a session."""
         with _until_abandoned() as cancelled:
+            # The wait for other tasks may be long, so a client over the limit is refused before the wait.
             options = options_from_proto(request.options)
             self._sessions.check_room()
             session = self._master.create_session(options, cancelled, request.waited_secs, foreign=True)
+        # A client that has hung up does not know the session's id, so nobody else would close the session.
         try:
             cancelled.check("opening a session")
             self._sessions.add(session)
@@ -169,7 +186,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def RenewSession(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
-        """Notes a sign of life of a session's client."""
+        """Renews the lease of a session."""
         self._sessions.renewed(request.session)
         return pb.RenewSessionResponse()
 
@@ -181,7 +198,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def RegisterPlan(self, request: pb.RegisterPlanRequest) -> pb.RegisterPlanResponse:
-        """Registers the stages of a plan on their tasks."""
+        """Registers the stages of a plan on their tasks, and returns the number of the plan."""
         remote = self._sessions.renewed(request.session)
         plan = plan_from_proto(request.plan, self._limits)
         sizes = {
@@ -189,6 +206,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
             for call in plan.stages
             for slot, spec in zip(call.outputs, call.stage.output_specs or (), strict=False)
         }
+        # As far as sizes are known, a plan with too large an answer fails here and not after its first step.
         self._check_answer(sum(sizes.get(slot, 0) for slot in plan.fetches))
         return pb.RegisterPlanResponse(plan=remote.add(remote.session.prepare(plan)))
 
@@ -199,7 +217,7 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def RunStep(self, request: pb.RunStepRequest) -> pb.RunStepResponse:
-        """Runs one step of a registered plan; the step ends early when its caller has gone."""
+        """Runs one step of a registered plan. The step ends early when the caller hangs up."""
         remote = self._sessions.renewed(request.session)
         feeds, timeout = unpack(request.feeds), request.timeout_secs or None
         prepared = remote.plan(request.plan)
@@ -216,13 +234,13 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def ForwardCheckpoint(self, request: pb.ForwardCheckpointRequest) -> pb.CheckpointReply:
-        """Passes an order of a coordinator of checkpoints on to a task."""
+        """Forwards an order of a checkpoint coordinator to a task."""
         session = self._sessions.renewed(request.session).session
         return session.send_order(request.task, request.order, request.timeout_secs or None)
 
     @servicer_method
     def ForwardBytes(self, request: pb.ForwardBytesRequest) -> pb.ForwardBytesReply:
-        """Carries a byte range of a checkpoint between a client that has no tensor channel and a task."""
+        """Carries a byte range of a checkpoint to or from a task. The client has no tensor channel."""
         session = self._sessions.renewed(request.session).session
         byte_range = ByteRange.from_array(np.array(request.byte_range, np.uint64))
         with contextlib.closing(session.stream(request.task)) as stream:
@@ -234,7 +252,11 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def ForwardRunOrder(self, request: pb.ForwardRunOrderRequest) -> pb.ForwardRunOrderReply:
-        """Passes an order on to the run record of one task, or of all with variables; ends with its caller."""
+        """Forwards an order to a run record, or to those of all tasks with variables.
+
+        A waiting order ends when the caller hangs up.
+        """
+        # The comparison is negated because it must refuse NaN as well.
         if not request.answer_secs > 0:
             raise InvalidArgumentError(f"an order to run records with {request.answer_secs} s for its answer")
         if request.answer_secs > self._limits.run_order_secs:
@@ -250,21 +272,21 @@ class MasterServicer(services_pb2_grpc.MasterServiceServicer):
 
     @servicer_method
     def AdoptGenerations(self, request: pb.AdoptGenerationsRequest) -> pb.AdoptGenerationsResponse:
-        """Continues a session under generations that its client has begun."""
+        """Continues a session under the generations begun by the client."""
         session = self._sessions.renewed(request.session).session
         session.adopt_generations(request.generations)
         return pb.AdoptGenerationsResponse(value_ids=session.value_ids)
 
     @servicer_method
     def Reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
-        """Closes all sessions; the client clears the tasks itself."""
+        """Closes all sessions. The client then clears the tasks itself."""
         self._master.close_all()
         self._sessions.end_all()
         return pb.ResetResponse()
 
 
 def options_from_proto(message: pb.SessionOptions) -> SessionConfig:
-    """Returns session options from a message; zeros mean the default."""
+    """Returns session options from a message. A zero in the message means the default."""
     given = {field.name: value for field, value in message.ListFields()}
     return SessionConfig(**given | {"device_filters": tuple(message.device_filters)})
 
@@ -275,7 +297,13 @@ def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
 
 
 def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:
-    """Adds both services to a gRPC server."""
+    """Adds both services to a gRPC server.
+
+    Args:
+        grpc_server: The gRPC server.
+        server: Server of the task.
+        sessions: Sessions of clients in other processes.
+    """
     services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
     master = MasterServicer(server.master, sessions, server.worker.limits)
     services_pb2_grpc.add_MasterServiceServicer_to_server(master, grpc_server)

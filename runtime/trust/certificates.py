@@ -1,7 +1,8 @@
-"""Certificates of a process: which pair in a directory is its own, and contexts that hold what the files hold now.
+"""Certificates of a process, in TLS contexts for the connections of servers and clients.
 
-The directory is what ``python -m harness.certs`` makes, or what cert-manager and SPIFFE mount. Its files are looked at
-whenever a connection is made, so whoever replaces them need tell nobody. Connections that stand already stay.
+``python -m harness.certs`` makes the directory of the files, or cert-manager or SPIFFE mounts the directory. Each new
+connection uses the present content of the files. So a user replaces the files and does nothing else. Open connections
+continue with the old certificate.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from runtime.errors import PermissionDeniedError, UnauthenticatedError
 from runtime.trust import roles, token_files
 
 AUTHORITIES: Final = ("ca.pem", "ca.crt", "svid_bundle.pem", "bundle.0.pem", "bundle.pem")
-"""Names that the file with the certificates of the CA may have: ours, cert-manager's and SPIFFE's."""
+"""File names for the certificates of the CA: of harness.certs, of cert-manager and of SPIFFE tools."""
 _CERTIFICATES: Final = (".pem", ".crt")
 _KEYS: Final = (".key", "_key.pem", "-key.pem")
 _READS: Final = 5
-"""How often files that change meanwhile are read at most."""
+"""Most attempts to read all files without a change of a file in between."""
 NEAR_END_SECS: Final = 7 * 86400.0
 _NEAR_END_SHARE: Final = 0.1
 _TELL_AGAIN_SECS: Final = 3600.0
 
 Context = Callable[[], ssl.SSLContext]
-"""Returns the context for a connection that is about to be made."""
+"""Function that returns the TLS context for a new connection."""
 _Signature = tuple[tuple[int, int, int], ...]
 
 
 class Pair(NamedTuple):
-    """The files of a certificate and its key."""
+    """The files of a certificate and of its key."""
 
     certificate: Path
     key: Path
@@ -49,18 +50,18 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What the files held.
+    """The content of the files at one time.
 
     Attributes:
-        certificate: and what leads from it to the CA, as PEM.
-        key: as PEM.
-        authorities: certificates of the CA, as PEM.
-        begin: since when the certificate holds, seconds since the epoch.
-        end: until when.
-        names: that it has, its role among them.
-        server: context of the side that accepts.
-        client: context of the side that connects.
-        spectator: The same for a look at a server that takes any name in its certificate.
+        certificate: Certificate and the chain to the CA, as PEM.
+        key: Private key, as PEM.
+        authorities: Certificates of the CA, as PEM.
+        begin: Begin of the certificate, seconds since the epoch.
+        end: End of the certificate, seconds since the epoch.
+        names: Names in the certificate, the role among them.
+        server: Context of the accepting side.
+        client: Context of the connecting side.
+        spectator: Context of the connecting side that accepts a server's certificate with any name, for a diagnosis.
     """
 
     certificate: bytes
@@ -75,18 +76,19 @@ class Credential:
 
 
 class Certificates:
-    """The certificate of this process, its key and its CA, as their files are.
+    """The certificate of this process, with its key and CA. Thread safe.
 
     Args:
-        directory: with the files.
-        host: name or address that the certificate must have, when there are several; None takes that of this machine,
-            else any: a client is known by its CA alone.
+        directory: Directory of the files.
+        host: Name or address in the certificate, for a directory with several certificates. None chooses the
+            certificate of this machine, else any: servers check only the CA of a client.
 
     Attributes:
-        pair: the files.
+        pair: Files of the certificate and its key.
 
     Raises:
-        UnauthenticatedError: there is none, it cannot be used, others can read its key, or it has ended.
+        UnauthenticatedError: There is no certificate, or the certificate is invalid, or expired, or other users can
+            read its key.
     """
 
     def __init__(self, directory: str | os.PathLike[str], host: str | None = None) -> None:
@@ -101,8 +103,12 @@ class Certificates:
 
     @property
     def current(self) -> Credential:
-        """What the files hold; what they held before, while they are no good."""
-        with self._lock, contextlib.suppress(OSError):  # a file is missing just now
+        """The credential in the files.
+
+        Loads the files again after a change. While a file is missing or invalid, the last valid credential stays.
+        """
+        # A file may be missing for a moment while the user or a tool replaces the files.
+        with self._lock, contextlib.suppress(OSError):
             seen = self._signature()
             if seen != self._seen:
                 try:
@@ -114,20 +120,27 @@ class Certificates:
         return self._credential
 
     def server_context(self) -> ssl.SSLContext:
-        """The context for a connection that was accepted: TLS 1.2 at least, and a certificate of our CA."""
+        """Returns the context for an accepted connection: TLS 1.2 or newer, and a client certificate of the CA."""
         return self.current.server
 
     def client_context(self) -> ssl.SSLContext:
-        """The context for a connection to a task: the same, and the task must have the name that is connected to.
+        """Returns the context for a connection to a task.
+
+        The task needs TLS 1.2 or newer, and a certificate of the CA for the name in the connection.
 
         Raises:
-            UnauthenticatedError: our own certificate has ended.
+            UnauthenticatedError: The certificate of this process has expired or has not begun.
         """
+        # A server hangs up on an expired certificate without a reason, so the client looks at the date first.
         self.check()
         return self._credential.client
 
     def check(self) -> None:
-        """Raises UnauthenticatedError when the certificate has ended, and nothing has replaced it."""
+        """Checks that the certificate is valid now.
+
+        Raises:
+            UnauthenticatedError: The certificate has expired or has not begun, and the files hold no newer one.
+        """
         credential, now = self.current, time.time()
         if now >= credential.end:
             raise UnauthenticatedError(
@@ -141,27 +154,29 @@ class Certificates:
             )
 
     def name_of(self, task: str) -> str:
-        """Returns the name that the certificate of a task must have; empty where the name of its host will do.
+        """Returns the name required in the certificate of a task.
+
+        The name is empty if the name of the task's host is enough.
 
         Args:
-            task: such as "/job:ps/task:0"; empty where it may be any.
+            task: Task, such as "/job:ps/task:0"; empty for any task.
         """
         return roles.server_name(self.current.names, task)
 
     def left_secs(self) -> float:
-        """Seconds until the certificate ends; below 0 when it has."""
+        """Returns the seconds until the end of the certificate; below 0 after the end."""
         return self.current.end - time.time()
 
     def is_near_end(self) -> bool:
-        """Whether a tenth of its life is left of the certificate, or seven days if that is less."""
+        """Returns True near the end of the certificate's life, as `is_near_end` of this module."""
         credential = self.current
         return is_near_end(credential.begin, credential.end, time.time())
 
     def tell_near_end(self, task: str) -> None:
-        """Warns, once an hour, when the certificate is near its end or beyond it.
+        """Warns of the end of the certificate, at most once an hour.
 
         Args:
-            task: whose certificate it is.
+            task: Task with the certificate, for the message.
         """
         now = time.monotonic()
         with self._lock:
@@ -183,14 +198,17 @@ class Certificates:
         try:
             for _ in range(_READS):
                 before = self._signature()
-                with contextlib.suppress(OSError):  # it has been replaced since: once more
+                # In the middle of a replacement a file is missing, or a key does not fit its certificate.
+                # So a read counts only if no file has changed meanwhile.
+                with contextlib.suppress(OSError):
                     credential = self._read()
                     if self._signature() == before:
                         return credential
             return self._read()
         except PermissionDeniedError as error:
             raise UnauthenticatedError(f"{self.pair.certificate} is not safe there: {error.message}") from None
-        except (OSError, ValueError) as error:  # ssl.SSLError is one
+        # ssl.SSLError is an OSError.
+        except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error
             raise UnauthenticatedError(
                 f"{self.pair.certificate}, {self.pair.key.name} and {self._authorities.name} do not make a credential: "
@@ -207,13 +225,15 @@ class Certificates:
             context = ssl.SSLContext(protocol)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.verify_mode = ssl.CERT_REQUIRED
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a bundle may hold no root; gRPC takes it too
+            # A bundle may hold an intermediate CA without the root. gRPC accepts this as well.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             context.load_cert_chain(self.pair.certificate, self.pair.key, _no_password)
             contexts.append(context)
-        # Tickets would lie unread in the sockets of clients, which then reset their connections when they close them.
+        # No client reads the tickets of a server. Unread data would turn the close of a connection into a reset.
         contexts[0].num_tickets = 0
-        for client in contexts[1:]:  # gRPC hangs up on a client that does not ask for it
+        # gRPC hangs up on a client that does not offer HTTP/2.
+        for client in contexts[1:]:
             client.set_alpn_protocols(["h2"])
         contexts[2].check_hostname = False
         begin, end, names = _about(certificate)
@@ -222,19 +242,27 @@ class Certificates:
 
 @functools.lru_cache(maxsize=64)
 def certificates_in(directory: str, host: str | None) -> Certificates:
-    """The certificates of this process in a directory; one object for all that use them."""
+    """Returns the certificates in a directory: the same object for all callers in this process.
+
+    Args:
+        directory: Directory of the files.
+        host: Name or address in the certificate, as for `Certificates`.
+    """
     return Certificates(directory, host)
 
 
 def choose(directory: Path, host: str | None) -> Pair:
-    """The pair of a host: NAME.pem and NAME.key, or the one that names it, or the only one.
+    """Returns the files for a host.
+
+    Tries in this order: a pair with the name of the host as file name, a pair with the name in the certificate, the
+    only pair of the directory.
 
     Args:
-        directory: with the files.
-        host: name or address; None for a client, which takes that of this machine or any.
+        directory: Directory of the files.
+        host: Name or address. None, for a client, chooses the pair of this machine, else the first.
 
     Raises:
-        UnauthenticatedError: there is none.
+        UnauthenticatedError: The directory cannot be read, or has no pair for the host.
     """
     try:
         pairs = _pairs(directory)
@@ -260,12 +288,28 @@ def choose(directory: Path, host: str | None) -> Pair:
 
 
 def is_near_end(begin: float, end: float, now: float) -> bool:
-    """Whether a life is near its end: a tenth of it is left, or seven days if that is less. All in seconds."""
+    """Returns True near the end of a certificate's life.
+
+    The last tenth of the life counts as near, or the last seven days if shorter.
+
+    Args:
+        begin: Begin of the certificate, seconds since the epoch.
+        end: End of the certificate, seconds since the epoch.
+        now: Present time, seconds since the epoch.
+
+    Example:
+        >>> is_near_end(begin=0.0, end=100.0, now=91.0)
+        True
+    """
     return end - now < min((end - begin) * _NEAR_END_SHARE, NEAR_END_SECS)
 
 
 def shown_names(sock: ssl.SSLSocket) -> tuple[str, ...]:
-    """The names in the certificate that the other side of a connection has shown, as gRPC writes them, too."""
+    """Returns the names in the peer's certificate, in the form that gRPC reports.
+
+    Args:
+        sock: Socket after the handshake.
+    """
     shown = sock.getpeercert() or {}
     return tuple(_plain(*entry) for entry in cast(Any, shown.get("subjectAltName", ())))
 
@@ -275,7 +319,12 @@ def _plain(kind: str, name: str) -> str:
 
 
 def words(seconds: float) -> str:
-    """A time in words: its largest unit."""
+    """Returns a time in words, in the largest unit that fits twice.
+
+    Example:
+        >>> words(3 * 86400.0)
+        '3 days'
+    """
     units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
     return next(f"{seconds / unit:.0f} {name}" for name, unit in units if seconds >= 2 * unit or unit == 1.0)
 
@@ -304,15 +353,16 @@ def _names(pair: Pair, host: str) -> bool:
     try:
         names = _about(pair.certificate.read_bytes())[2]
     except (OSError, ValueError):
-        return False  # whoever uses it says what is wrong with it
+        # The process that uses the pair reports the problem.
+        return False
     with contextlib.suppress(ValueError):
         host = str(ipaddress.ip_address(host))
     return host.lower() in map(str.lower, names)
 
 
 def _about(certificate: bytes) -> tuple[float, float, tuple[str, ...]]:
-    """Since when it holds, until when, and the names in it."""
-    # Not at the top: a process without certificates does not pay for its import.
+    """Returns begin, end (both seconds since the epoch) and names of a certificate in PEM."""
+    # A process without certificates should not pay for the import of cryptography.
     from cryptography import x509
 
     about = x509.load_pem_x509_certificate(certificate)

@@ -1,7 +1,7 @@
-"""Says why a task that listens cannot be reached, by a look after a connection has failed.
+"""The diagnosis of a failed connection to a task that listens.
 
-gRPC says little of connections that fail: one side speaks TLS and the other does not, a certificate is refused, or
-another task answers. Both planes look here then, by a connection of their own.
+gRPC reports no reason for many failures: only one side speaks TLS, a certificate is refused, or another task answers.
+After a failure, clients of both planes call `look`, which makes a connection of its own and returns the reason.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from runtime.trust.certificates import Certificates, shown_names
 from runtime.wire import addresses, http_proxy
 
 LOOK_SECS: Final = 1.0
-"""How long a look may take that nobody waits for."""
+"""Default seconds for a look, and the most for a look without certificates."""
 _GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How a client of HTTP/2 begins (RFC 9113, 3.4): a server answers it, or does not take the client."""
+"""Preface of an HTTP/2 client (RFC 9113, 3.4). A server answers, or hangs up on a client that it refuses."""
 _LOOKS: Final = 2
 NO_ROOM: Final = (
     "it hangs up at once: it is just ending, or has as many connections as it may (--limit_connections, "
@@ -39,11 +39,11 @@ _STRANGER: Final = "what answers in its place has a certificate that is not for 
 
 
 class Look(NamedTuple):
-    """A look at a task.
+    """The result of a look at a task.
 
     Attributes:
-        answered: True if a server is there, and takes connections.
-        problem: the error by which the task and this process do not come together; None where nothing is known.
+        answered: True if a server listens and accepts connections.
+        problem: Reason why this process cannot use the task; None if no reason was found.
     """
 
     answered: bool = False
@@ -51,26 +51,29 @@ class Look(NamedTuple):
 
 
 def look(address: str, certificates: Certificates | None, task: str = "", secs: float = LOOK_SECS) -> Look:
-    """Looks at a task as its clients see it.
+    """Connects to a task as clients do, and returns the problem of the connection.
 
     Args:
-        address: ``host:port``; at another name, which gRPC alone knows, nothing is seen.
-        certificates: of this process; None for a client without.
-        task: that is to be there, such as "/job:ps/task:0"; empty where it may be any.
-        secs: how long it may take.
+        address: ``host:port`` of the task. Behind an HTTP proxy, and for a name known to gRPC only, no problem is
+            found.
+        certificates: Certificates of this process; None for a client without certificates.
+        task: Expected task, such as "/job:ps/task:0"; empty for any task.
+        secs: Most seconds for the look; `LOOK_SECS` at most without certificates.
     """
     try:
         host, port = split_address(address)
     except InvalidArgumentError:
         return Look(answered=True)
-    if http_proxy.proxy() is not None:  # which makes the connections
+    # gRPC connects by the proxy. A direct connection would test another path.
+    if http_proxy.proxy() is not None:
         return Look(answered=True)
-    # A task without TLS says nothing to a handshake.
+    # A task without TLS does not answer a handshake, so the look would take all its time.
     deadline = time.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
     if certificates is None:
         return Look(True, UnauthenticatedError(security.speaks_tls()) if _speaks_tls(host, port, deadline) else None)
     found = Look()
-    for _ in range(_LOOKS):  # a task that dies at this moment hangs up, too: once
+    # A task that dies at this moment hangs up as a full one does, but not on a second look.
+    for _ in range(_LOOKS):
         found = _look(host, port, certificates, task, deadline)
         if not isinstance(found.problem, UnavailableError):
             break
@@ -93,6 +96,7 @@ def _connected(host: str, port: int, deadline: float) -> Iterator[socket.socket]
 
 
 def _speaks_tls(host: str, port: int, deadline: float) -> bool:
+    # The look only asks for the protocol, so the certificate of the task does not matter.
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     anybody.set_alpn_protocols(["h2"])
@@ -106,10 +110,11 @@ def _speaks_tls(host: str, port: int, deadline: float) -> bool:
 
 
 def _look(host: str, port: int, certificates: Certificates, task: str, deadline: float) -> Look:
-    """Looks whether a task and this process take each other's certificates."""
+    """Checks that a task and this process accept each other's certificates."""
     wanted = certificates.name_of(task)
     try:
         context = certificates.client_context()
+        # The message shall name the certificate of a wrong task, so the handshake has to pass with any name.
         if wanted:
             context = certificates.current.spectator
         with (
@@ -125,12 +130,13 @@ def _look(host: str, port: int, certificates: Certificates, task: str, deadline:
                 text = f"{_STRANGER}: {roles.not_for_this_server(names, wanted)}"
                 return Look(True, PermissionDeniedError(text))
             secure.sendall(_GREETING)
-            # With TLS 1.3 a server looks at our certificate after the handshake, and gRPC's just hangs up then.
+            # With TLS 1.3 a server checks the client's certificate after the handshake. gRPC hangs up without a reason.
             if not secure.recv(1):
                 return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
             return Look(True)
     except UnauthenticatedError as error:
         return Look(True, error)
+    # The handshake has passed, so the end of the connection is a refusal of the client's certificate.
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
         return Look(True, UnauthenticatedError(security.refuses_us(certificates)))
     except ssl.SSLError as error:

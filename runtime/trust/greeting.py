@@ -1,6 +1,6 @@
-"""The greeting by which a client introduces itself to a tensor server. Does no I/O.
+"""The greeting of a client at a tensor server, without any I/O.
 
-The thread of the listener receives the greetings of plain connections: a client without a proof costs no thread.
+The thread of the listener receives the greetings of plain connections. So a client without a proof costs no thread.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from runtime.errors import DataLossError, InvalidArgumentError, UnauthenticatedE
 from runtime.trust.security import tensor_proof
 from runtime.wire import frames
 
+# The most bytes of each kind of frame. A stranger must not choose how much memory the server takes.
 _MOST: Final = {frames.HELLO: frames.HELLO_BYTES, frames.PROOF: frames.PROOF_BYTES}
 
 
 class Greeting:
-    """The bytes that a client has sent before the welcome.
+    """The greeting of one connection: the frames of the client before the welcome.
 
     Args:
-        task: the task of the server.
-        key: the token that the client must have; None lets everybody in.
-        incarnation: of the server.
-        of_other_user: it is known to be a process of another user, who is told after the hello that it is not welcome.
+        task: Task of the server.
+        key: Token that the client must have; None lets every client in.
+        incarnation: Incarnation of the server.
+        of_other_user: True for a process of another user. The server refuses such a client after the hello.
 
     Attributes:
-        wanted: number of bytes to receive next; 0 when the greeting is complete and the client is welcome.
+        wanted: Number of bytes to receive next; 0 when the greeting is complete and the client is welcome.
     """
 
     def __init__(self, task: str, key: bytes | None, incarnation: int, *, of_other_user: bool = False) -> None:
@@ -43,12 +44,15 @@ class Greeting:
 
     @property
     def hello(self) -> frames.Hello:
-        """The hello of the client; set when ``wanted`` is 0."""
+        """The hello of the client. Present once ``wanted`` is 0."""
         assert self._hello is not None
         return self._hello
 
     def hear(self, data: bytes | memoryview) -> bytes:
-        """Takes received bytes, ``wanted`` at most, and returns the answer to send.
+        """Takes received bytes and returns the answer to send, often empty.
+
+        Args:
+            data: Received bytes, ``wanted`` at most.
 
         Raises:
             UnauthenticatedError: The client does not have the token, or belongs to another user.
@@ -70,12 +74,13 @@ class Greeting:
         return self._heard(said)
 
     def _heard(self, payload: bytes) -> bytes:
-        """Takes a whole frame."""
+        """Takes the payload of a whole frame and returns the answer to send."""
         if self._kind == frames.PROOF:
             if not hmac.compare_digest(payload, self._proof(b"client")):
                 raise UnauthenticatedError("it has not shown that it has the token")
             return b""
         self._hello = frames.decode_hello(payload)
+        # To close with the hello unread would reset the connection, and the client would not see the reason.
         if self._of_other_user:
             raise UnauthenticatedError("it is a process of another user")
         if not self._hello.client:
@@ -83,6 +88,7 @@ class Greeting:
         if self._key is None:
             return b""
         self._kind, self._in_payload, self.wanted = frames.PROOF, False, frames.HEADER_BYTES
+        # The server proves first that it has the token, so a stranger in its place receives no proof of the client.
         self._nonce = secrets.token_bytes(frames.NONCE_BYTES)
         challenge = self._nonce + self._proof(b"server")
         head = frames.pack_header(frames.MAGIC, frames.CHALLENGE, 0, 0, 0, self._incarnation, len(challenge))

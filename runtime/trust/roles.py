@@ -1,10 +1,10 @@
-"""Roles: what the client of a task may order, by what its certificate says that it is.
+"""Roles of clients: the orders that a client may give to a task, by the name in the client's certificate.
 
-A certificate may hold a name ``bellwether://RUN/ROLE/JOB/INDEX`` (a URI, as `python -m harness.certs --role` writes
-it); JOB and INDEX may be left out. Who has none, who shows a token, and processes of the task's own user on the Unix
-socket may order everything, as all could before there were roles. Who shows the observer's token is an observer.
+A certificate may have the URI ``bellwether://RUN/ROLE/JOB/INDEX``, as `python -m harness.certs --role` writes. JOB and
+INDEX are optional. A client without a role may give all orders: with a certificate without the URI, with a token, or
+on the Unix socket of the task's own user. A client with the observer's token has the role ``observer``.
 
-``MAY`` is the one place that says which role may give which order.
+``MAY`` is the only table of the orders that each role may give.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from runtime.errors import PermissionDeniedError
 SCHEME: Final = "bellwether://"
 _NAME: Final = re.compile(rf"{SCHEME}([A-Za-z0-9._-]+)/([a-z]+)(?:/([A-Za-z0-9_.-]+)/([0-9]+))?")
 _DOMAIN: Final = ".bellwether"
-"""The end of the DNS names that say in a certificate which task its holder may serve as."""
+"""End of the DNS names of tasks in a certificate. The holder of the certificate may serve as these tasks."""
 _LABEL: Final = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 class ClientRole(enum.StrEnum):
-    """What a client of a task is for."""
+    """The role of a client. ``MAY`` has the rights of each role."""
 
     OBSERVER = "observer"
-    """Looks: figures and the state of the run."""
+    """Reader of figures and of the state of the run."""
     WORKER = "worker"
-    """Trains."""
+    """Task that trains."""
     CHIEF = "chief"
-    """Trains and leads the run."""
+    """Task that trains and leads the run."""
     PS = "ps"
-    """Holds variables; fetches tensors, and backs itself up on its neighbour."""
+    """Task that holds variables. A ps fetches tensors, and stores a backup on the next ps."""
     ADMIN = "admin"
-    """Looks, and clears variables."""
+    """Reader who may also clear variables."""
 
 
 _ALL: Final = frozenset(ClientRole)
@@ -48,7 +48,7 @@ _JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "worker": ("worker", "evaluator"),
     "chief": ("chief", "worker"),
 }
-"""By the role of a certificate that names no task, the jobs of the tasks that its holder may serve as."""
+"""Jobs as whose tasks a client may serve, by the role in a certificate without JOB and INDEX."""
 
 _ORDERS: Final = {
     _ALL: "status metrics run.inspect unknown",
@@ -68,20 +68,25 @@ _ORDERS: Final = {
 MAY: Final[Mapping[str, frozenset[ClientRole]]] = {
     order: allowed for allowed, orders in _ORDERS.items() for order in orders.split()
 }
-"""By order, the roles that may give it. "unknown" is what this version does not know, and refuses by itself;
-"introduce" a status by which a task hears where its peers are; "tensors" a connection of the tensor channel; "stage"
-the call of a stage; "quorum" a stage by which a chief decides on a step."""
+"""Roles with the right to an order, by order.
+
+* "unknown": an order that this version does not know. All clients pass this check, and the order fails later.
+* "introduce": a ``Status`` call by which a task learns the addresses of its peers.
+* "tensors": a connection of the tensor channel.
+* "stage": the call of a stage.
+* "quorum": a stage by which a chief decides on a synchronous step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is at the other end of a connection, as far as it has shown that.
+    """The identity of a client, as proved by the connection.
 
     Attributes:
-        names: in its certificate; none without one.
-        role: None: everything is allowed.
-        run: for which its certificate was made; empty when it does not say.
-        task: that it is, ``/job:worker/task:1``; empty when its certificate does not say.
+        names: Names in the client's certificate; empty without a certificate.
+        role: Role of the client. None allows all orders.
+        run: Run in the certificate; empty if the certificate names none.
+        task: Task in the certificate, such as ``/job:worker/task:1``; empty if the certificate names none.
     """
 
     names: tuple[str, ...] = ()
@@ -90,15 +95,16 @@ class Identity:
     task: str = ""
 
     def __str__(self) -> str:
-        """What it is called in messages and in the audit log."""
+        """Returns the name of the client for messages and for the audit log."""
         return " ".join(self.names)
 
     def is_as(self, other: Identity) -> bool:
-        """Whether the two may be one client, at different times or by different ways.
+        """Returns True if two identities may belong to the same client.
 
-        A process has a certificate over TCP and none on the Unix socket of its user. One that is renewed may have
-        further names, and says the same of its task, or else has a name of before.
+        The identities may come from different times and connections. A renewed certificate may have new names. Its
+        role, run and task are those of the old certificate, and without a task at least one host name is, too.
         """
+        # A process shows a certificate over TCP, and none on the Unix socket of its user.
         if not self.names or not other.names:
             return True
         if (self.role, self.run, self.task) != (other.role, other.run, other.task):
@@ -107,31 +113,41 @@ class Identity:
         return bool(self.task) or any(not name.startswith(SCHEME) for name in common)
 
     def names_host(self, host: str) -> bool:
-        """Whether the certificate is one of a host."""
+        """Returns True if the certificate names a host, in full or by a wildcard.
+
+        Example:
+            >>> Identity(names=("*.train.example",)).names_host("w0.train.example")
+            True
+        """
         wild = f"*.{host.partition('.')[2]}" if "." in host else host
         return any(name.lower() in (host.lower(), wild.lower()) for name in self.names)
 
 
 ANYBODY: Final = Identity()
-"""Who has shown no certificate and was let in: by a token, by being the same user, or because everybody is."""
+"""Identity of a client without a certificate: with a token, of the task's own user, or of an insecure task."""
 OBSERVER: Final = Identity(role=ClientRole.OBSERVER)
-"""Who has shown the observer's token."""
+"""Identity of a client with the observer's token."""
 
 
 def identity_of(names: Iterable[str]) -> Identity:
-    """Who a certificate says that its holder is.
+    """Returns the identity of the holder of a certificate.
 
     Args:
-        names: its alternative names.
+        names: Subject's alternative names in the certificate.
 
     Raises:
-        PermissionDeniedError: it names a role that is none, or several.
+        PermissionDeniedError: The certificate names an unknown role, or several roles.
+
+    Example:
+        >>> identity_of(["w1", "bellwether://mnist/worker/worker/1"]).task
+        '/job:worker/task:1'
     """
     all_names = tuple(shown_to_people(names))
     own = [name for name in all_names if name.lower().startswith(SCHEME)]
     if not own:
         return Identity(all_names)
     parts = _NAME.fullmatch(own[0])
+    # Two URIs could claim two roles. To choose between them would be a guess.
     if len(own) > 1 or parts is None or parts[2] not in _ALL:
         raise PermissionDeniedError(
             f"its certificate says {' and '.join(own)[:300]!r}, which is no role: {SCHEME}RUN/ROLE/JOB/INDEX, where "
@@ -142,10 +158,20 @@ def identity_of(names: Iterable[str]) -> Identity:
 
 
 def check(order: str, who: Identity) -> None:
-    """Sees that somebody may give an order.
+    """Checks that a client may give an order.
+
+    Args:
+        order: Order, a key of ``MAY``.
+        who: Identity of the client.
 
     Raises:
-        PermissionDeniedError: the role does not allow it; names the order, the role and those that do.
+        PermissionDeniedError: The client's role has no right to the order. The message names the roles with the right.
+
+    Example:
+        >>> check("step", Identity(role=ClientRole.WORKER))
+        >>> check("clear", Identity(role=ClientRole.WORKER))
+        Traceback (most recent call last):
+        runtime.errors.PermissionDeniedError: ...
     """
     allowed = MAY[order]
     if who.role is not None and who.role not in allowed:
@@ -154,42 +180,46 @@ def check(order: str, who: Identity) -> None:
 
 
 def check_run(own: Identity, who: Identity) -> None:
-    """Sees that a client is of the task's own run, where both certificates say of which they are.
+    """Checks that a client belongs to the run of the task. Passes unless both certificates name a run.
+
+    Args:
+        own: Identity of the task.
+        who: Identity of the client.
 
     Raises:
-        PermissionDeniedError: it is of another.
+        PermissionDeniedError: The client belongs to another run.
     """
     if own.run and who.run and own.run != who.run:
         raise PermissionDeniedError(f"this task is of the run {own.run!r}, and the client's certificate of {who.run!r}")
 
 
 def check_registers(own: Identity, who: Identity) -> None:
-    """Checks that a client may register stages on a task: on a worker only that worker and the chief may.
+    """Checks that a client may register stages on a task. A worker takes stages from itself and the chief only.
 
     Args:
-        own: identity of the task.
-        who: identity of the client.
+        own: Identity of the task.
+        who: Identity of the client.
 
     Raises:
-        PermissionDeniedError: The client is another worker.
+        PermissionDeniedError: The task is a worker, and the client is another worker.
     """
     if own.role in _TRAIN and who.role is ClientRole.WORKER and who.task not in ("", own.task):
         raise PermissionDeniedError(f"stages of {own.task or 'a worker'} are for itself and the chief, not {who.task}")
 
 
 def shown_to_people(names: Iterable[str]) -> list[str]:
-    """Returns the names of a certificate without the DNS names of tasks, which say the role once more."""
+    """Returns the names of a certificate for messages: without the DNS names of tasks, which repeat the role."""
     return sorted({name for name in names if not name.lower().endswith(_DOMAIN)})
 
 
 def server_names(said: str) -> list[str]:
-    """Returns the DNS names of a certificate with a role: of the tasks that its holder may serve as, and of the run.
+    """Returns the DNS names for a certificate with a role: of the run, and of each task for the holder to serve as.
 
     Args:
         said: ``bellwether://RUN/ROLE/JOB/INDEX``, or ``bellwether://RUN/ROLE`` for every task of the role's jobs.
 
     Returns:
-        The names; none for a role that serves as no task.
+        The names; none for the roles observer and admin.
 
     Example:
         >>> server_names("bellwether://mnist/ps/ps/0")
@@ -206,14 +236,18 @@ def server_names(said: str) -> list[str]:
 
 
 def server_name(own: Iterable[str], task: str) -> str:
-    """Returns the DNS name that a client asks of a server's certificate.
+    """Returns the DNS name required by a client in a server's certificate.
 
     Args:
-        own: names in the client's certificate.
-        task: that the client means, such as "/job:ps/task:0"; empty where it may be any of the run.
+        own: Names in the client's certificate.
+        task: Task that the client means, such as "/job:ps/task:0"; empty for any task of the run.
 
     Returns:
-        The name; empty for a client whose certificate is of no task's role: it asks for the name of the host.
+        The name. Empty for a client without the role of a task: such a client requires the name of the host.
+
+    Example:
+        >>> server_name(["bellwether://mnist/worker/worker/1"], "/job:ps/task:0")
+        '0.ps.mnist.bellwether'
     """
     found = [parts for name in own if (parts := _NAME.fullmatch(name))]
     if len(found) != 1 or found[0][2] not in _JOBS:
@@ -222,7 +256,16 @@ def server_name(own: Iterable[str], task: str) -> str:
 
 
 def has_name(names: Iterable[str], name: str) -> bool:
-    """Returns True if a certificate with these names is good for a DNS name."""
+    """Returns True if a certificate is good for a DNS name.
+
+    Args:
+        names: Names in the certificate, with wildcards or without.
+        name: DNS name, in lower case.
+
+    Example:
+        >>> has_name(["*.ps.mnist.bellwether"], "0.ps.mnist.bellwether")
+        True
+    """
     return bool({name, f"*.{name.partition('.')[2]}"} & {shown.lower() for shown in names})
 
 
@@ -232,7 +275,7 @@ def _server_name(run: str, task: str) -> str:
 
 
 def _label(text: str) -> str:
-    # DNS compares without case, and a dot separates: such a name of a run or job would be that of another.
+    # DNS ignores case and splits names at dots. With capitals or dots, two runs or jobs could have the same DNS name.
     return text if _LABEL.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -240,11 +283,14 @@ def check_serves(names: Sequence[str], task: str) -> None:
     """Checks that the holder of a certificate may serve as a task.
 
     Args:
-        names: in the certificate. A certificate without a role serves as any task.
-        task: such as "/job:ps/task:0".
+        names: Names in the certificate. A certificate without a role serves as any task.
+        task: Task, such as "/job:ps/task:0".
 
     Raises:
-        PermissionDeniedError: The certificate is that of another task, or of no task.
+        PermissionDeniedError: The certificate belongs to another task or to no task, or names an invalid role.
+
+    Example:
+        >>> check_serves(["bellwether://mnist/ps/ps/0", "0.ps.mnist.bellwether"], "/job:ps/task:0")
     """
     who = identity_of(names)
     wanted = _server_name(who.run, task)
@@ -253,7 +299,12 @@ def check_serves(names: Sequence[str], task: str) -> None:
 
 
 def not_for_this_server(names: Iterable[str], wanted: str) -> str:
-    """Returns the message about a certificate that lacks the name of the task."""
+    """Returns the message about a certificate without the DNS name of the task.
+
+    Args:
+        names: Names in the certificate.
+        wanted: Missing DNS name.
+    """
     who = " ".join(shown_to_people(names))
     return (
         f"it is that of {who}, and has not the name {wanted}: it is another task's or run's, or older than 0.2 "
@@ -262,18 +313,19 @@ def not_for_this_server(names: Iterable[str], wanted: str) -> str:
 
 
 def check_is_task(who: Identity, task: str, host: str) -> None:
-    """Sees that a client is the task that it says it is, as far as its certificate tells.
+    """Checks that an order comes from the task for which the order speaks. A client without a certificate passes.
 
     Args:
-        who: the client.
-        task: that it says it is.
-        host: of that task in the cluster.
+        who: Identity of the client.
+        task: Task that the client claims to be.
+        host: Host of the task in the cluster.
 
     Raises:
-        PermissionDeniedError: its certificate is of another task, or, where it names none, of another host.
+        PermissionDeniedError: The certificate belongs to another task, or names no task and belongs to another host.
     """
     if who.task and who.task != task:
         raise PermissionDeniedError(f"the certificate is that of {who.task}, and the order speaks for {task}")
+    # A certificate without JOB and INDEX serves for all tasks on its host.
     if who.names and not who.task and not who.names_host(host):
         raise PermissionDeniedError(
             f"the certificate is that of {who}, and the order speaks for {task}, which the cluster has at {host}"

@@ -1,11 +1,11 @@
-"""How processes show each other that they belong to one cluster: by a token, or by certificates.
+"""Credentials by which the processes of a cluster trust each other: a token, or certificates.
 
-Nobody sends the token. The side that is to be convinced sends random bytes, and the other answers with their HMAC. So
-whoever listens at a port in a task's place learns nothing that any task would take.
+The token is never sent. The checking side sends random bytes, and the peer answers with their HMAC. So a stranger who
+listens at the port of a task learns nothing of use.
 
-A task that only its own host reaches has a token without being told: it draws one and leaves it in a file for the other
-processes of its user (`runtime.trust.token_files`). Elsewhere it needs one that all are given, or certificates
-(`runtime.trust.certificates`): these encrypt, too.
+A task on the loopback needs no setting. The task draws a token and leaves the token in a file for processes of the same
+user (`runtime.trust.token_files`). A task on a network needs a token given by the user to all processes, or
+certificates (`runtime.trust.certificates`). Only certificates encrypt.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from runtime.wire import addresses
 from runtime.wire.frames import Hello
 
 VARIABLE: Final = "BELLWETHER_SECURITY"
-"""Environment variable, for tasks and their clients: a directory with certificates, a file with a token, or
-``insecure``."""
+"""Environment variable of tasks and clients: a directory with certificates, a file with a token, or ``insecure``."""
 INSECURE: Final = "insecure"
 WAYS_OUT: Final = (
     f"set {VARIABLE} for all tasks and their clients to a directory with certificates (`python -m harness.certs` makes "
     f"one), or to {INSECURE} to let everybody in"
 )
 FindToken = Callable[[float], Token | None]
-"""Finds the token of one task, given the seconds that it may take; None when this process has none."""
+"""Function that finds the token of one task within a number of seconds; None if this process has no token for it."""
+# Each secret that is made from the token is the HMAC of a label of its own, so none is good in place of another.
 BEARER_OF: Final = b"metrics"
 OBSERVER_OF: Final = b"observer"
 TLS_ALERT: Final = b"\x15\x03"
-"""How what a TLS server says begins that has been told something else than TLS."""
+"""First bytes of the answer of a TLS server to a client that does not speak TLS."""
 NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
-"""What the TLS library says of a peer that does not speak TLS."""
+"""Reasons of the TLS library for a peer that does not speak TLS."""
 _OTHER_CA: Final = "its certificate is of another CA: give both sides the same ca.pem"
 _HANDSHAKES: Final = {
     **dict.fromkeys(NOT_TLS, "it does not speak TLS: start it with the directory of certificates, too"),
@@ -65,29 +65,40 @@ _HANDSHAKES: Final = {
     "self signed certificate in certificate chain": _OTHER_CA,
     "self-signed certificate": "its certificate is of no CA",
 }
-"""What the TLS library says, in words of ours."""
+"""Messages for the user, by the reason that the TLS library reports."""
+# The system knows the names of the loopback without a name server. A slow name server is therefore not waited for.
 _LOOK_UP_SECS: Final = 2.0
 _TELL_AGAIN_SECS: Final = 60.0
+# A client that connects from many addresses must not fill the memory of the task.
 _MOST_PEERS: Final = 1024
+# The fields of a hello that a proof covers: incarnation of the server, client, lane and attempt.
 _ABOUT: Final = struct.Struct("<QQQI")
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a task and those who want to talk to it must have in common: one of the three, and only one.
+    """The credential shared by a task and its clients.
+
+    Exactly one of ``token_file``, ``certificates`` and ``lets_everybody_in`` is set.
 
     Attributes:
-        token_file: path of a file with 64 hexadecimal digits, as ``openssl rand -hex 32`` makes them, that its user
-            alone can read. It must hold the same for all tasks of the cluster and their clients. Nothing is encrypted.
-        certificates: directory with the certificate of a CA, and one of this host with its key, as ``python -m
-            harness.certs`` makes them, or cert-manager or SPIFFE mounts them. All connections but those of the Unix
-            socket are TLS then, and both sides show a certificate of the CA.
-        lets_everybody_in: see ``insecure``.
-        host: with ``certificates``, the name or address that our certificate must have where there are several; by
-            default that of the task in the cluster.
+        token_file: Path of a file with 64 hexadecimal digits, as ``openssl rand -hex 32`` prints them. Only its user
+            may be able to read the file. All tasks of the cluster and all clients need the same token. Nothing is
+            encrypted.
+        certificates: Directory with the certificate of a CA, and a certificate of this host with its key. ``python -m
+            harness.certs`` makes the directory, or cert-manager or SPIFFE mounts one. All connections except Unix
+            sockets are TLS, and both sides show a certificate of the CA.
+        lets_everybody_in: True if every client may use the task.
+        host: Name or address of the certificate to use if ``certificates`` has several; by default the host of the
+            task in the cluster.
 
     Raises:
-        InvalidArgumentError: it is none of the three, or more than one.
+        InvalidArgumentError: None or several of the three are given, a path is empty, or ``host`` is given without
+            ``certificates``.
+
+    Example:
+        >>> Security(certificates="certs", host="ps0").token() is None
+        True
     """
 
     token_file: str | os.PathLike[str] | None = None
@@ -106,90 +117,117 @@ class Security:
 
     @classmethod
     def insecure(cls) -> Security:
-        """Whoever reaches a task may use it, and it says so at each start."""
+        """Returns settings with ``lets_everybody_in``. A task with such settings warns at each start."""
         return cls(lets_everybody_in=True)
 
     @classmethod
     def from_text(cls, text: str) -> Security:
-        """What a flag or the environment says: a directory, else a file, or ``insecure``."""
+        """Returns the settings in the text of a flag or environment variable.
+
+        Args:
+            text: A directory with certificates, ``insecure``, or the path of a file with a token.
+        """
         if text == INSECURE:
             return cls.insecure()
         return cls(certificates=text) if os.path.isdir(text) else cls(text)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Security | None:
-        """What ``BELLWETHER_SECURITY`` says, None when it is not set."""
+        """Returns the settings in ``BELLWETHER_SECURITY``, or None if the variable is not set."""
         text = environ.get(VARIABLE)
         return cls.from_text(text) if text else None
 
     def of_host(self, host: str) -> Security:
-        """The same, with the certificate of a host unless another one was asked for."""
+        """Returns a copy with a host for the certificate, unless a host is set.
+
+        Example:
+            >>> Security(certificates="certs", host="ps0").of_host("10.0.0.7").host
+            'ps0'
+        """
         return self if self.certificates is None or self.host else replace(self, host=addresses.settled(host))
 
     def token(self) -> Token | None:
-        """The token; None without.
+        """Reads the token; returns None without a token file.
 
         Raises:
-            UnauthenticatedError: the file cannot be read, others can read it, or it holds no token.
+            UnauthenticatedError: The file cannot be read, is readable by other users, or holds no token.
         """
         return None if self.token_file is None else token_files.read(os.fspath(self.token_file))
 
     def bearer(self) -> str | None:
-        """What a client of an HTTP endpoint shows in place of the token, which nobody sends; None without a token.
+        """Returns the bearer token for the figures over HTTP, or None.
 
-        It is an HMAC of the token, so that who sees it on the network has not the token. Raises as ``token``.
+        The bearer token is an HMAC of the token, because HTTP sends the bearer token in clear. A listener on the
+        network can read figures with the bearer token and cannot compute the token.
+
+        Raises:
+            UnauthenticatedError: The token cannot be read.
         """
         token = self.token()
         return None if token is None else hmac.digest(token.key, BEARER_OF, hashlib.sha256).hex()
 
     def tls(self) -> Certificates | None:
-        """The certificates; None without.
+        """Returns the certificates, or None without a directory of certificates.
 
         Raises:
-            UnauthenticatedError: there are none, or they cannot be used; says what to do.
+            UnauthenticatedError: The directory has no usable certificate. The message names the remedy.
         """
         return None if self.certificates is None else certificates_in(os.fspath(self.certificates), self.host)
 
 
 _of_servers: list[Security] = []
-"""What the servers of this process were given; of each until it stops."""
+"""Settings of the servers that run in this process, in the order of their start."""
 
 
 def in_force(given: Security | None, environ: Mapping[str, str]) -> Security | None:
-    """What a process goes by.
+    """Returns the security settings for a client in this process, or None.
+
+    Uses, in this order: ``given``, ``BELLWETHER_SECURITY``, the settings of the newest running server of the process.
+    The last choice is right because the tasks and clients in a process belong to the same cluster.
 
     Args:
-        given: to whoever asks, in code.
-        environ: has ``BELLWETHER_SECURITY`` or not, which counts when nothing was given.
+        given: Settings passed by the program, or None.
+        environ: The environment variables.
 
-    Returns:
-        That, else what a server of this process was given: its tasks and clients are of one cluster. None without.
+    Example:
+        >>> in_force(None, {"BELLWETHER_SECURITY": "insecure"}).lets_everybody_in
+        True
     """
     return given or Security.from_environ(environ) or (_of_servers[-1] if _of_servers else None)
 
 
 def share(given: Security) -> Callable[[], None]:
-    """Has the clients of this process go by what a server of it was given; gives what ends that."""
+    """Makes the settings of a server the default for clients in this process.
+
+    Returns:
+        A function to end the sharing.
+    """
     _of_servers.append(given)
     return lambda: _of_servers.remove(given) if given in _of_servers else None
 
 
 def find_token(address: str, security: Security | None, timeout: float) -> Token | None:
-    """The token that a task should ask for: the one that it has left for this user, else the one that was given.
+    """Finds the token for the connection of a client to a task.
+
+    A token left for this user by a task on the loopback comes first, then the token of ``security``.
 
     Args:
-        address: ``host:port`` of its control plane.
-        security: what this process was given; with certificates there is none.
-        timeout: seconds that looking the host up may take.
+        address: ``host:port`` of the task's control plane.
+        security: Settings of this process, or None.
+        timeout: Most seconds for the lookup of the host.
+
+    Returns:
+        The token. None with certificates, and if there is no token.
 
     Raises:
-        UnauthenticatedError: there is one, and it cannot be read.
+        UnauthenticatedError: The token of ``security`` cannot be read.
     """
     if security is not None and security.certificates is not None:
         return None
     try:
         host, port = split_address(address)
-    except InvalidArgumentError:  # a name of gRPC's own: no task of this user has left a token for it
+    except InvalidArgumentError:
+        # Only gRPC can resolve this name, so no task of this user has left a token under it.
         return None if security is None else security.token()
     for here in _loopback(host, timeout):
         left = token_files.read_left(token_files.name_of(here, port))
@@ -199,18 +237,23 @@ def find_token(address: str, security: Security | None, timeout: float) -> Token
 
 
 def leave_token(key: bytes, hosts: Sequence[str], port: int) -> list[TokenFile]:
-    """Leaves a server's token where ``find_token`` of its user's other processes finds it.
+    """Leaves the token of a server in files for ``find_token``.
+
+    Every process of the same user can read the files.
 
     Args:
-        key: the token.
-        hosts: numeric addresses of the loopback.
-        port: of its control plane.
+        key: The token, 32 bytes.
+        hosts: Numeric loopback addresses of the server.
+        port: Port of the server's control plane.
+
+    Returns:
+        A file per address. Each file lasts until ``close`` or the end of this process.
     """
     return [TokenFile(token_files.name_of(host, port), key) for host in hosts]
 
 
 def none_found() -> str:
-    """The message of a process that has no token and was asked for one."""
+    """Returns the message of a client without a token about a task that wants a token."""
     return (
         f"it asks for a token and this process has none for it: set {VARIABLE} to the file with the cluster's token; "
         f"a task that only its own host reaches leaves it for its own user in {token_files.places()}"
@@ -218,12 +261,17 @@ def none_found() -> str:
 
 
 def wrong(token: Token) -> str:
-    """The message of a process whose token was refused."""
+    """Returns the client's message about the refusal of a token."""
     return f"it has another token than {token.source}: set {VARIABLE} to the file with this cluster's token"
 
 
 def elsewhere(address: str, theirs: str) -> str:
-    """The message of a process that has dialled a task by an address that is not its own."""
+    """Returns the client's message about a task dialled at a wrong address.
+
+    Args:
+        address: Address dialled by the client.
+        theirs: Address of the task in the cluster.
+    """
     return (
         f"it does not answer for {address}: its address in the cluster is {theirs}, and "
         "with a token a task is dialled by that one only, not by a forwarded port"
@@ -231,7 +279,7 @@ def elsewhere(address: str, theirs: str) -> str:
 
 
 def not_asked(token: Token) -> str:
-    """The message of a process that has a token for a task that does not know it."""
+    """Returns the client's message about a server without proof of the client's token."""
     return (
         f"it cannot show that it has the token of {token.source}, so it may be anybody: start it with {VARIABLE} "
         "set to the file with this cluster's token"
@@ -239,7 +287,7 @@ def not_asked(token: Token) -> str:
 
 
 def no_handshake(error: Exception) -> str:
-    """The message of a side whose TLS handshake has failed."""
+    """Returns the message about a failed TLS handshake."""
     told = str(getattr(error, "verify_message", "") or getattr(error, "reason", None) or error)
     said = _HANDSHAKES.get(told)
     if said is None:
@@ -248,12 +296,12 @@ def no_handshake(error: Exception) -> str:
 
 
 def speaks_tls() -> str:
-    """The message of a process that has no certificate, for a task that asks for one."""
+    """Returns the message of a client without a certificate about a task with TLS."""
     return f"it speaks TLS and this process has no certificate: set {VARIABLE} to the directory with the cluster's"
 
 
 def refuses_us(certificates: Certificates) -> str:
-    """The message of a process whose certificate was refused."""
+    """Returns the client's message about the refusal of a certificate."""
     return (
         f"it does not take the certificate {certificates.pair.certificate}, which may be of another CA: set {VARIABLE} "
         "to the directory with this cluster's certificates"
@@ -261,50 +309,58 @@ def refuses_us(certificates: Certificates) -> str:
 
 
 def tensor_proof(key: bytes, side: bytes, nonce: bytes, hello: Hello, task: str, incarnation: int) -> bytes:
-    """What one side of a tensor connection shows the other: 32 bytes, good for this connection alone.
+    """Returns the proof of a client or server for a tensor connection: 32 bytes, of no use on a second connection.
 
     Args:
-        key: the token.
-        side: b"client" or b"server".
-        nonce: what the server has drawn for this connection.
-        hello: what the client says; its own proof does not count.
-        task: which both mean.
-        incarnation: of the server.
+        key: The token.
+        side: b"client" or b"server". With equal proofs a stranger could return the server's proof to the server.
+        nonce: Random bytes drawn by the server for the connection.
+        hello: Hello of the client.
+        task: Task dialled by the client, the server's own.
+        incarnation: Incarnation of the server.
     """
     about = _ABOUT.pack(incarnation, hello.client, hello.lane, hello.attempt)
     return _proof(key, b"tensors", side, nonce, hello.nonce, about, task.encode())
 
 
 def dialled(address: str) -> str:
-    """Returns ``host:port`` as it is dialled; another name of gRPC's own as it is."""
+    """Returns an address in the form for dialling: with 127.0.0.1 in place of "localhost".
+
+    Example:
+        >>> dialled("localhost:2222")
+        '127.0.0.1:2222'
+    """
     host, _, port = address.rpartition(":")
     return f"{addresses.settled(host)}:{port}"
 
 
 def about(address: str, task: str) -> str:
-    """Returns what both proofs of the control plane are about: hexadecimal, of any address and task.
+    """Returns the hash of address and task for both proofs of the control plane, in hexadecimal.
 
     Args:
-        address: ``host:port`` that the client has dialled.
-        task: that it means, such as "/job:ps/task:0"; empty where it may be any.
+        address: ``host:port`` dialled by the client.
+        task: Task expected by the client, such as "/job:ps/task:0"; empty for any task.
     """
     return hashlib.sha256(f"{address.lower()} {task}".encode()).hexdigest()
 
 
 def call_proof(key: bytes, side: bytes, nonce: str, theirs: str, about: str) -> str:
-    """Returns what one side of the control plane shows the other: hexadecimal, good for one process of one task.
+    """Returns the proof of a client or server on the control plane, in hexadecimal.
+
+    The proof is good for a single process of a single task.
 
     Args:
-        key: the token.
+        key: The token.
         side: b"client" or b"server".
-        nonce: what the server's process has drawn.
-        theirs: what the client has drawn.
-        about: what the client has dialled, as `about` returns it.
+        nonce: Random text drawn by the process of the server.
+        theirs: Random text drawn by the client.
+        about: Hash of the dialled address and task, from `about`.
     """
     return _proof(key, b"calls", side, nonce.encode(), theirs.encode(), about.encode()).hex()
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:
+    # Each part follows its length, so that no two different lists of parts make the same text.
     text = b"".join(struct.pack("<I", len(part)) + part for part in (b"bellwether", *parts))
     return hmac.digest(key, text, hashlib.sha256)
 
@@ -313,22 +369,29 @@ def _loopback(host: str, timeout: float) -> list[str]:
     try:
         found = addresses.look_up(addresses.settled(host), 0, time.monotonic() + min(timeout, _LOOK_UP_SECS))
     except OSError:
-        return []  # whoever connects says what is wrong with it
+        # The connection that follows fails by the same problem, and reports the problem.
+        return []
     numeric = dict.fromkeys(str(address.sockaddr[0]) for address in found)
     return [one for one in numeric if ipaddress.ip_address(one).is_loopback]
 
 
 def observer_key(key: bytes) -> bytes:
-    """The token of those who may look and do nothing, made from the cluster's: who has it has not that."""
+    """Returns the observer's token, an HMAC of the token of the cluster.
+
+    A client with the observer's token may only read the state of tasks. The token of the cluster cannot be computed
+    from the observer's token.
+    """
     return hmac.digest(key, OBSERVER_OF, hashlib.sha256)
 
 
 class Refusals:
-    """Tells of clients that were refused: of each address once in a while.
+    """The log of refused clients. Thread safe.
+
+    Each client and action gets at most one line a minute.
 
     Args:
-        task: which refuses them.
-        audit: its log.
+        task: Name of the refusing task; empty for a server without a task.
+        audit: Audit log of the task, or None.
     """
 
     def __init__(self, task: str, audit: AuditLog | None = None) -> None:
@@ -338,14 +401,16 @@ class Refusals:
         self._lock = threading.Lock()
 
     def tell(self, peer: str, why: str, action: str = "connect", names: Sequence[str] = ()) -> None:
-        """Logs that a client was refused, unless that was done for this client and action lately.
+        """Counts a refused client and logs the refusal.
+
+        Nothing is logged if a refusal of the same client and action was logged less than a minute ago.
 
         Args:
-            peer: The client's address, without a port.
-            why: in words.
-            action: "connect" where the client was not let in, "limit" where it was over one (``runtime.limits``), the
-                order as in ``roles.MAY`` where it may not give that.
-            names: in the certificate of a client that was let in.
+            peer: Address of the client, without a port.
+            why: Reason, in words.
+            action: "connect" for a refused connection, "limit" for a client over a limit (``runtime.limits``), else
+                the refused order, as in ``roles.MAY``.
+            names: Names in the client's certificate; none for a refused connection.
         """
         metrics.add("refused_total")
         who = " ".join(names)
@@ -358,12 +423,14 @@ class Refusals:
         )
 
     def report_failure(self, peer: str, call: str, error: Exception) -> None:
-        """Logs the traceback of a call that failed by no error of ours, of each client once in a while.
+        """Logs the traceback of an unexpected error in a call.
+
+        Nothing is logged if an error of the same client was logged less than a minute ago.
 
         Args:
-            peer: The client's address, without a port.
+            peer: Address of the client, without a port.
             call: The call, in words.
-            error: The error.
+            error: The unexpected error.
         """
         if self._is_due(f"{peer} failure"):
             logging.error("%s of %s failed (said once a minute)", call.capitalize(), peer, exc_info=error)
@@ -373,6 +440,7 @@ class Refusals:
         with self._lock:
             if now - self._told.get(about, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
                 return False
+            # To forget all costs at most one line more for each client.
             if len(self._told) >= _MOST_PEERS:
                 self._told.clear()
             self._told[about] = now

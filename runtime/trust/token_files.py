@@ -1,8 +1,9 @@
-"""Files with tokens: where this user's lie, how they are drawn, read and swept away.
+"""Files with tokens: their places, and the drawing, reading and removal of tokens.
 
-A token is 256 random bits, in a file as 64 hexadecimal digits. Whoever can read the file belongs to the cluster, so it
-lies in a directory that only its user can enter. A file of `TokenFile` is locked for as long as its owner lives; the
-kernel ends the lock with the process, also after kill -9, and the next file that is made there removes it.
+A token is 256 random bits, in a file as 64 hexadecimal digits. Every process with read access to the file belongs to
+the cluster, so only the user can enter the directory of the file. The owner of a `TokenFile` holds a lock on the file.
+The kernel ends the lock with the process, even after kill -9. The next task to leave a token there removes all files
+without a lock.
 """
 
 import contextlib
@@ -29,20 +30,21 @@ from runtime.wire.endpoint import host_id
 
 KEY_BYTES: Final = 32
 _TOKEN: Final = re.compile(rb"\s*([0-9a-fA-F]{64})\s*")
+# A token with spaces and newlines around it is far shorter. The limit keeps a huge file out of the memory.
 _LONGEST_FILE: Final = 256
 _OURS: Final = "@"
-"""In the names of the files that come and go with a process; others in the directory are the user's."""
+"""Mark in the names of files owned by a process. Files without the mark belong to the user and are never removed."""
 _RUNTIME_DIRECTORY: Final = "XDG_RUNTIME_DIR"
 CORE_VARIABLE: Final = "BELLWETHER_CORE_DUMPS"
-"""Environment variable: with 1, a process that has read a secret still leaves core dumps, which hold it."""
+"""Environment variable: with 1, a process with a secret in memory still leaves core dumps. They contain the secret."""
 
 
 class Token(NamedTuple):
-    """A key, and where it was found, for messages.
+    """A token and its source.
 
     Attributes:
-        key: 32 bytes.
-        source: path of the file.
+        key: The token, 32 bytes.
+        source: Path of the file, for messages.
     """
 
     key: bytes
@@ -50,14 +52,18 @@ class Token(NamedTuple):
 
 
 class TokenFile:
-    """A file with a token that lasts as long as this object, or the process.
+    """A file with a token. Lasts as long as the object and the process.
 
     Args:
-        name: as ``name_of`` gives it; a file that has it is replaced.
-        key: the token; a fresh one by default.
+        name: Name of the file, from ``name_of``. An existing file is replaced.
+        key: The token, 32 bytes; 32 random bytes by default.
+
+    Attributes:
+        key: The token.
+        path: Path of the file.
 
     Raises:
-        PermissionDeniedError: there is no place for it; says why and what to do.
+        PermissionDeniedError: No directory is private to this user. The message names a remedy.
     """
 
     def __init__(self, name: str, key: bytes | None = None) -> None:
@@ -67,6 +73,7 @@ class TokenFile:
         self.path = str(directory / name)
         with _locked(directory):
             _sweep(directory)
+            # The file gets its name when token and lock are in place: no reader finds half a token or an unlocked one.
             fd, fresh = tempfile.mkstemp(dir=directory, prefix=f"new{_OURS}")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,37 +91,51 @@ class TokenFile:
 
 
 def name_of(host: str, port: int) -> str:
-    """Name of the file in which a server on the loopback leaves its token for this user's other processes.
+    """Returns the file name for the token of a loopback server.
 
     Args:
-        host: numeric address.
-        port: of its control plane.
+        host: Numeric address of the server.
+        port: Port of the server's control plane.
+
+    Example:
+        >>> name_of("127.0.0.1", 2222)
+        '127.0.0.1:2222@...'
     """
     return f"{host}:{port}{_OURS}{_network()}"
 
 
 def read_left(name: str) -> Token | None:
-    """The token that a server of this user has left under a name; None when none that lives has."""
+    """Reads the token of a live server of this user, or returns None.
+
+    Args:
+        name: Name of the file, from ``name_of``.
+    """
     for directory in _places():
         try:
             _check_private(directory)
             with _open_file(directory / name) as file:
                 if not _is_abandoned(file.fileno()):
                     return Token(_read(file, str(directory / name)), str(directory / name))
+        # A place that cannot be trusted counts as empty: another place may hold the token.
         except (OSError, PermissionDeniedError, UnauthenticatedError):
             continue
     return None
 
 
 def read(path: str) -> Token:
-    """The token in a file that the user has named.
+    """Reads the token in a file named by the user.
+
+    Args:
+        path: Path of the file.
 
     Raises:
-        UnauthenticatedError: it cannot be read, others can read it, or it holds no token; says what to do.
+        UnauthenticatedError: The file cannot be read, belongs to another user, is readable by other users, or holds
+            no token. The message names the remedy.
     """
     try:
         with _open_file(Path(path)) as file:
             about, me = os.fstat(file.fileno()), os.geteuid()
+            # A stranger's file would put this process into the cluster of the stranger. Root reads files of all users.
             if about.st_uid not in (me, 0) and me != 0:
                 raise UnauthenticatedError(f"{path} belongs to another user: make a copy of the token that is yours")
             if others_read(about):
@@ -130,18 +151,22 @@ def read(path: str) -> Token:
 
 
 def others_read(about: os.stat_result) -> bool:
-    """Whether a secret's file can be read by others than those it is for."""
-    # What the system has mounted for this user may be readable by a group: that is how it can read it.
+    """Returns True if the file of a secret is readable by other users.
+
+    Args:
+        about: Status of the file.
+    """
+    # A secret mounted by the system belongs to root, and this user reads the file by its group. So a group is fine.
     return bool(about.st_mode & (0o077 if about.st_uid == os.geteuid() else 0o007))
 
 
 def places() -> str:
-    """The directories in which tokens of this user may lie, for messages."""
+    """Returns the possible directories for tokens of this user, for messages."""
     return " or ".join(map(str, _places()))
 
 
 def _places() -> list[Path]:
-    # All of them are looked at, as the environment of a service or a job may lack what that of a terminal has.
+    # A task in a service or batch job may lack the variables of a terminal, so a client looks into all directories.
     user = os.geteuid()
     own = [os.environ.get(_RUNTIME_DIRECTORY, ""), f"/run/user/{user}"]
     found = [Path(parent) / "bellwether" for parent in own if parent.startswith("/") and _is_own(Path(parent))]
@@ -176,10 +201,10 @@ def _make_directory() -> Path:
 
 
 def make_private_directory(directory: Path) -> None:
-    """Makes a directory that only its user can enter, unless it is there.
+    """Makes a directory for this user alone. An existing directory is checked.
 
     Raises:
-        PermissionDeniedError: Others can enter the directory, or can put another one in its place.
+        PermissionDeniedError: Other users can enter or replace the directory.
         OSError: The directory cannot be made.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,13 +221,13 @@ def _check_private(directory: Path) -> None:
 
 
 def check_only_ours(path: Path) -> None:
-    """Checks that only this user and root can change a file or directory, or put another in its place.
+    """Checks that only this user and root can change or replace a path.
 
-    A user's private group, which many systems give each user, counts as the user.
+    Many systems give each user a private group. A private group counts as the user.
 
     Raises:
-        PermissionDeniedError: Others can write the path or a directory above; says which and what to do.
-        OSError: The path is not there.
+        PermissionDeniedError: Other users can write the path or a directory above. The message names the remedy.
+        OSError: The path does not exist.
     """
     whole = Path(os.path.realpath(path))
     for part in (whole, *whole.parents):
@@ -229,15 +254,16 @@ def _is_private(group: int) -> bool:
 
 
 def _open_file(path: Path) -> io.FileIO:
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+    # To open a pipe would wait for a writer.
+    if not stat.S_ISREG(path.stat().st_mode):
         raise UnauthenticatedError(f"{path} is no file with a token")
-    # The object has the descriptor before Python runs another instruction, at which Ctrl-C could come between.
+    # FileIO owns its descriptor at once. Between os.open and a wrapper, Ctrl-C could leak the descriptor.
     return io.FileIO(path)
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keeps other processes from making and removing files meanwhile."""
+    """Keeps other processes from making and removing token files during the block."""
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -247,7 +273,11 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def forbid_core_dumps() -> None:
-    """Has this process and its children leave no core dumps, as it holds a secret; ``ulimit -c`` can raise it again."""
+    """Turns core dumps of this process and its children off.
+
+    A core dump would contain the secret of the process. ``BELLWETHER_CORE_DUMPS=1`` keeps core dumps on. Only the soft
+    limit is lowered, so a child may raise the limit again with ``ulimit -c``.
+    """
     if os.environ.get(CORE_VARIABLE) != "1":
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
@@ -272,28 +302,29 @@ def _is_abandoned(fd: int) -> bool:
 
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"*{_OURS}*"):
-        with (
-            contextlib.suppress(OSError, UnauthenticatedError),
-            _open_file(path) as file,
-        ):  # gone with the system's own cleaning
+        # The system's own cleaning may remove the file at the same time.
+        with contextlib.suppress(OSError, UnauthenticatedError), _open_file(path) as file:
             if _is_abandoned(file.fileno()):
                 path.unlink()
 
 
 def _remove(directory: Path, path: str, fd: int, process: int) -> None:
     if os.getpid() != process:
-        return  # a fork: the file is its parent's
+        # The object was copied by a fork: the file belongs to the parent.
+        return
     try:
         with _locked(directory), contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), os.fstat(fd)):  # else another server has it by now
+            # A later server at the same address may have replaced the file.
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
                 os.unlink(path)
     except FileNotFoundError:
-        return  # the whole directory has gone
+        # The whole directory was removed, and the file with the directory.
+        return
     finally:
         os.close(fd)
 
 
 @functools.cache
 def _network() -> str:
-    # Containers may share a directory, and not what their addresses mean.
+    # Containers may share a directory while 127.0.0.1 is a different loopback in each.
     return hashlib.sha256(host_id().encode()).hexdigest()[:8]
