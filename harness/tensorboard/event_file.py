@@ -160,7 +160,9 @@ class EventFile:
 
     def _secs_to_flush(self) -> float | None:
         """Returns the seconds until the next flush; None while no event waits."""
-        much = self._local and not self._failure and self._waiting_bytes >= _FLUSH_BYTES
+        # A store is written whole at each flush; but the step loop waits where no more events may wait.
+        most = _FLUSH_BYTES if self._local else KEEP_BYTES
+        much = not self._failure and self._waiting_bytes >= most
         if much or self._closing or self._flushes_ordered > self._flushes_done:
             return 0.0
         return max(0.0, self._due - time.monotonic()) if self._waiting else None

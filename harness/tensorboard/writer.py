@@ -87,6 +87,10 @@ class FileWriter:
         self._finalizer = weakref.finalize(self, EventFile.close, file)
         return file
 
+    def get_logdir(self) -> str:
+        """Returns the directory. Programs of TensorFlow ask the writers of a Supervisor or a FileWriterCache, too."""
+        return self._logdir
+
     @property
     def path(self) -> str | None:
         """The present event file; None while closed."""

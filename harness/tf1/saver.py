@@ -213,7 +213,3 @@ class FileWriter(_writer.FileWriter):
         filename_suffix: str | None = None,
     ) -> None:
         super().__init__(logdir, graph_def if graph is None else graph, flush_secs, filename_suffix)
-
-    def get_logdir(self) -> str:
-        """Returns the directory."""
-        return self._logdir

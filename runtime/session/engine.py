@@ -16,8 +16,8 @@ from absl import logging
 from runtime import timeouts
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
-from runtime.cluster.spec import EVALUATOR, ClusterSpec, split_address
-from runtime.errors import AbortedError, DeadlineExceededError, NotFoundError, OpError
+from runtime.cluster.spec import EVALUATOR, ClusterSpec, agree, split_address
+from runtime.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OpError
 from runtime.master.config import SessionConfig
 from runtime.master.master import ANSWER_SECS, MasterSession
 from runtime.plan.plan import Plan
@@ -124,6 +124,7 @@ class RemoteEngine:
         self._timeout = options.operation_timeout_secs
         self._waits: dict[object, tuple[str, float]] = {}
         """By call under way, the work that the master is waited for to do, and the begin of the wait."""
+        self._looked_at = time.monotonic()
         try:
             answer = self._create(options)
         except BaseException:
@@ -188,9 +189,10 @@ class RemoteEngine:
 
     def log_waits(self) -> None:
         """Logs the calls that have waited for another ``LOG_EVERY_SECS`` since the last renewal."""
+        before, self._looked_at = self._looked_at, time.monotonic()
         for what, since in list(self._waits.values()):
-            waited = time.monotonic() - since
-            if waited % timeouts.LOG_EVERY_SECS < timeouts.RENEW_SECS < waited:
+            waited = self._looked_at - since
+            if waited // timeouts.LOG_EVERY_SECS > max(0.0, before - since) // timeouts.LOG_EVERY_SECS:
                 logging.warning("Waiting for the master at %s to %s, for %.0f s now", self._target, what, waited)
 
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
@@ -304,17 +306,27 @@ def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None
 
     Raises:
         NotFoundError: the target is not a gRPC target.
+        DeadlineExceededError: a task did not answer in time; nothing is cleared.
+        InvalidArgumentError: a task of another cluster answers for one of this; nothing is cleared.
     """
     if not target.startswith("grpc://"):
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
-    clear = pb.ClearRequest(containers=containers or (), all=containers is None)
-    with contextlib.closing(rpc.open_channel(target.removeprefix("grpc://"))) as channel:
+    clear, ask = pb.ClearRequest(containers=containers or (), all=containers is None), pb.MetricsRequest()
+    with contextlib.ExitStack() as channels:
+        channel = channels.enter_context(contextlib.closing(rpc.open_channel(target.removeprefix("grpc://"))))
         worker = services_pb2_grpc.WorkerServiceStub(channel)
-        told = rpc.call(worker.Metrics, pb.MetricsRequest(), timeout=timeout, task=target)
-        for task, address in ClusterSpec(told.cluster).tasks().items():
+        cluster = ClusterSpec(rpc.call(worker.Metrics, ask, timeout=timeout, task=target).cluster)
+        stubs: dict[str, services_pb2_grpc.WorkerServiceStub] = {}
+        for task, address in cluster.tasks().items():
             if task.job != EVALUATOR:
-                with contextlib.closing(rpc.open_channel(address, task=str(task))) as to_task:
-                    stub = services_pb2_grpc.WorkerServiceStub(to_task)
-                    rpc.call(stub.Clear, clear, timeout=timeout, task=str(task))
+                name = str(task)
+                to_task = channels.enter_context(contextlib.closing(rpc.open_channel(address, task=name)))
+                stub = stubs[name] = services_pb2_grpc.WorkerServiceStub(to_task)
+                # All tasks are met before the first is cleared.
+                there = rpc.call(stub.Metrics, ask, timeout=timeout, task=name, wait_for_ready=True)
+                if there.task != name or not agree(cluster, ClusterSpec(there.cluster)):
+                    raise InvalidArgumentError(f"at {address} {there.task} of another cluster answers", task=name)
+        for name, stub in stubs.items():
+            rpc.call(stub.Clear, clear, timeout=timeout, task=name)
         master = services_pb2_grpc.MasterServiceStub(channel)
         rpc.call(master.Reset, pb.ResetRequest(), timeout=timeout, task=target)

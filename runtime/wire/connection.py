@@ -591,6 +591,9 @@ class Connection:
             if kind == frames.PING:
                 self.heard_at = time.monotonic()
                 sock.sendall(pong)
+                if self.is_tls and self._context.leaving.is_set():  # whose socket may never be silent for a tick
+                    self.send_goodbye()
+                    return
             elif kind == frames.GOODBYE:
                 whole = fields[2] & frames.WHOLE_CLIENT
                 self._context.lanes.forget(self.client, None if whole else self.lane, time.monotonic())

@@ -253,7 +253,7 @@ class TensorServer:
         limit = time.monotonic() + _JOIN_SECS
         for connection in connections:
             if connection.join(max(0.0, limit - time.monotonic())):
-                connection.close()
+                self._remove(connection)
             else:
                 logging.error("The call of client %x, lane %d does not end", connection.client, connection.lane)
         assert self._epoll is not None
@@ -324,7 +324,9 @@ class TensorServer:
                         # This process did not run, so it could not hear its clients: their silence counts from now.
                         self._awake_since = now
                     self._turned_at = now
-                    for fd, events in self._epoll.poll(_TURN_SECS):
+                    found = self._epoll.poll(_TURN_SECS)
+                    # Newcomers last: theirs may be the descriptor of a connection that gives way to them.
+                    for fd, events in sorted(found, key=lambda event: event[0] in self._listeners):
                         if fd in self._listeners:
                             self._accept_some(self._listeners[fd])
                         elif fd == self._wake:

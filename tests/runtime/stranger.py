@@ -81,7 +81,8 @@ class Stranger:
         """Leads from now on, as any chief does, under the next epoch or a given one."""
         if epoch is None:
             inspect = RunOrder(incarnation=self.incarnation, inspect=RunOrder.Inspect())
-            epoch = self.worker.Run(inspect, timeout=60).leadership.epoch + 1
+            # gRPC shares the memory of a server that was at this port before, and had stopped.
+            epoch = self.worker.Run(inspect, timeout=60, wait_for_ready=True).leadership.epoch + 1
         leadership = Leadership(epoch, OWNER).to_proto()
         order = RunOrder(incarnation=self.incarnation, leadership=leadership, claim=RunOrder.Claim())
         assert self.worker.Run(order, timeout=60).leadership == leadership

@@ -15,6 +15,7 @@ import runtime as rt
 from harness.training.services import Checkpoints
 from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.kit.losses import loss_of
+from tests.kit.waits import until
 
 pytestmark = pytest.mark.disk
 
@@ -53,6 +54,7 @@ def test_the_end_saves_what_was_trained_and_tells_that_the_step_stands_still(
             supervisor = harness.Supervisor(logdir=str(tmp_path), global_step=step, summary_op=None)
             with caplog.at_level(stdlib_logging.WARNING), supervisor.managed_session() as sess:
                 assert sess.run(v) == 10 * run
+                until(lambda: _saved(tmp_path) >= 0)  # the checkpoint that the last one replaces
                 for _ in range(10):
                     sess.run(train)
         assert _saved(tmp_path) == 10 * (run + 1)

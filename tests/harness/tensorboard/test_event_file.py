@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboardX import record_writer
 from tensorboardX.record_writer import masked_crc32c
 
 import runtime as rt
@@ -100,6 +101,29 @@ def test_events_beyond_what_is_kept_are_counted_and_whole_ones_follow(
     lost = 101 - len(found)
     assert rt.lowlevel.metrics.read()["events_lost_total"] - before == lost
     assert f"; {lost} events were lost" in caplog.text
+
+
+def test_many_events_for_a_cloud_store_do_not_wait_for_its_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Store:
+        def open(self, path: str) -> "Store":
+            return self
+
+        def write(self, data: bytes) -> None:
+            pass
+
+        flush = close = lambda self: None
+
+    monkeypatch.setitem(record_writer.REGISTERED_FACTORIES, "store", Store())
+    monkeypatch.setattr(event_file, "KEEP_BYTES", 1000)
+    with FileWriter("store://bucket/run", flush_secs=600) as writer:
+        assert writer.flush()
+        adding = threading.Thread(target=lambda: [writer.add_scalars({"a": n}, n) for n in range(200)], daemon=True)
+        adding.start()
+        adding.join(30)
+        waits = adding.is_alive()
+        while adding.is_alive():
+            writer.flush()
+    assert not waits
 
 
 def test_a_disk_that_stays_full_costs_the_events_only(

@@ -139,6 +139,12 @@ def test_a_directory_that_cannot_be_written_to_is_one_line(tmp_path: pathlib.Pat
         assert "\n" not in caught.value.message
 
 
+def test_writers_of_the_cache_name_their_directory(tmp_path: pathlib.Path) -> None:
+    """Programs of TensorFlow ask these, and a Supervisor's, which are none of harness.tf1's own."""
+    assert FileWriterCache.get(tmp_path).get_logdir() == str(tmp_path)
+    FileWriterCache.clear()
+
+
 def test_cache_gives_one_writer_per_directory(tmp_path: pathlib.Path) -> None:
     try:
         assert FileWriterCache.get(tmp_path / "a") is FileWriterCache.get(str(tmp_path / "a"))

@@ -11,7 +11,10 @@ import pytest
 import runtime as rt
 from runtime import timeouts
 from runtime.master import tasks
-from tests.runtime.kit import TARGET, addresses, servers
+from runtime.proto import services_pb2
+from runtime.server.services import MasterServicer
+from tests.kit.waits import until
+from tests.runtime.kit import TARGET, addresses, in_thread, servers
 
 
 @contextlib.contextmanager
@@ -54,7 +57,41 @@ def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
             session.run(queue.size())
             with _said(caplog, f"Waiting for the master at {server.target} to run a step", lambda: session.run(taken)):
                 session.run(put)
-        assert not [t for t in threading.enumerate() if t.name.startswith("renew session")]
+        until(lambda: not [t for t in threading.enumerate() if t.name.startswith("renew session")])
+
+
+def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 1.0)
+    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.5)
+    renewals, over = threading.Semaphore(0), threading.Event()
+
+    def renew(self: MasterServicer, request: object, context: object) -> services_pb2.RenewSessionResponse:
+        renewals.release()
+        over.wait(60)
+        return services_pb2.RenewSessionResponse()
+
+    monkeypatch.setattr(MasterServicer, "RenewSession", renew)
+    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
+        server = cluster[TARGET]
+        tasks.withdraw(server.address, server)
+        with rt.device("/job:ps/task:0"):
+            queue = rt.FIFOQueue(1, np.int32, [[]], name="q")
+        put, taken = queue.enqueue(3), queue.dequeue()
+        with rt.Session(server.target) as session:
+            session.run(queue.size())
+            assert renewals.acquire(timeout=60)
+            threading.Event().wait(0.25)  # in the middle of a renewal
+            with caplog.at_level(logging.WARNING):
+                thread, _ = in_thread(lambda: session.run(taken))
+                for _ in range(4):
+                    assert renewals.acquire(timeout=60)
+            said = caplog.text
+            over.set()
+            session.run(put)
+            thread.join(60)
+        assert "to run a step, for" in said
 
 
 def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

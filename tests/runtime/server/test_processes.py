@@ -187,6 +187,33 @@ def test_a_reset_clears_containers_and_ends_sessions() -> None:
             assert fresh.run(rt.report_uninitialized_variables()).tolist() == [b"kept", b"dropped"]
 
 
+def test_a_reset_clears_nothing_where_a_task_is_away() -> None:
+    cluster = addresses(ps=1, worker=2)
+    with processes(cluster, ("ps", 0), ("worker", 0)), rt.device("/job:ps/task:0"):
+        kept = rt.Variable(1, name="kept")
+        target = f"grpc://{cluster['worker'][0]}"
+        only = rt.SessionConfig(start_timeout_secs=60, device_filters=("/job:ps", "/job:worker/task:0"))
+        with rt.Session(target, config=only) as session:
+            session.run(kept.initializer)
+            with pytest.raises(rt.DeadlineExceededError) as caught:
+                rt.Session.reset(target, timeout_secs=3)
+            assert caught.value.task == "/job:worker/task:1"
+            assert session.run(kept) == 1
+
+
+def test_a_reset_clears_no_task_of_another_cluster() -> None:
+    theirs = addresses(ps=1, worker=1)
+    ours = {**addresses(worker=1), "ps": theirs["ps"]}
+    with processes(theirs, ("ps", 0), ("worker", 0)), processes(ours, ("worker", 0)):
+        with rt.device("/job:ps/task:0"):
+            kept = rt.Variable(1, name="kept")
+        with rt.Session(f"grpc://{theirs['worker'][0]}", config=WAIT) as session:
+            session.run(kept.initializer)
+            with pytest.raises(rt.InvalidArgumentError, match="another cluster"):
+                rt.Session.reset(f"grpc://{ours['worker'][0]}")
+            assert session.run(kept) == 1
+
+
 def test_a_large_tensor_between_two_other_tasks_does_not_pass_the_master() -> None:
     """The worker fetches from the ps what the ps holds: much goes out there, and nothing comes in as an argument."""
     with servers(sockets=True, ps=1, worker=2) as made:

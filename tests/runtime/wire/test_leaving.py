@@ -110,6 +110,21 @@ def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path)
     server.stop()
 
 
+def test_a_tls_client_that_pings_without_a_pause_is_told(tmp_path: pathlib.Path) -> None:
+    certificates = Certificates(make(tmp_path / "here"))
+    server, _ = make_server(tls=certificates.server_context)
+    endpoint = server.endpoint("127.0.0.1")
+    options = ChannelOptions(prefer_unix=False, heartbeat_secs=0.02, heartbeat_timeout_secs=60.0)
+    peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
+    peer.release(peer.acquire())
+    last = until(lambda: server.lanes.heard_at(kit.CLIENT))
+    until(lambda: server.lanes.heard_at(kit.CLIENT) > last)
+    server.stop(leaving=True)
+    peer._heart_thread.join(20)
+    assert peer._heart.left
+    peer.close()
+
+
 def test_a_goodbye_right_behind_the_answer_to_a_ping_is_seen() -> None:
     peer = make_peer(lambda timeout: Endpoint("127.0.0.1", 1, None, "", 1))
     lane = Lane(peer._dialer, 1)

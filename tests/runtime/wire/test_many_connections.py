@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import pathlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from runtime.errors import ResourceExhaustedError
+from runtime.trust.certificates import Certificates
 from runtime.wire import frames, listener
 from runtime.wire.listener import TensorServer
+from tests.kit.certificates import make
 from tests.kit.waits import until
 from tests.runtime.kit import limited
 from tests.runtime.wire import kit
@@ -111,6 +114,46 @@ def test_a_client_has_so_many_connections_and_the_others_are_not_harmed() -> Non
             assert hello(file, 1, 9)[0] == WELCOMED
 
 
+class BusyDesk(kit.Desk):
+    """A handler that keeps the thread of the listener for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told, self.go_on = threading.Event(), threading.Event()
+
+    def disconnected(self, client: int, lane: int) -> None:
+        super().disconnected(client, lane)
+        self.told.set()
+        self.go_on.wait(60)
+
+
+def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(tmp_path: pathlib.Path) -> None:
+    """A TLS newcomer with the descriptor of a client that had hung up was ended in place of it."""
+    certificates = Certificates(make(tmp_path / "here"))
+    with limited(handshakes=1, hello_secs=600) as limits, contextlib.ExitStack() as stack:
+        desk = BusyDesk()
+        server, _ = make_server(desk, limits=limits, tls=certificates.server_context)
+        stack.callback(server.stop)
+        stack.callback(desk.go_on.set)
+        caller = socket.socket(socket.AF_UNIX)
+        caller.connect(server.unix_path or "")
+        with caller, caller.makefile("rwb") as file:
+            assert hello(file, 1)[0] == WELCOMED
+            caller.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.BLOCK, 1, 1, 0))
+            assert desk.blocked.acquire(timeout=60)
+            old = stack.enter_context(connected(server))[0]
+            until(lambda: server.counters.connections == 2)
+        assert desk.told.wait(60)
+        stack.enter_context(connected(server))
+        new = stack.enter_context(connected(server))[0]
+        old.shutdown(socket.SHUT_RDWR)
+        desk.go_on.set()
+        until(lambda: server.counters.accepted == 4)
+        context = certificates.client_context()
+        with context.wrap_socket(new, server_hostname="127.0.0.1") as secure:  # it is welcome to shake hands
+            assert secure.version()
+
+
 def test_an_idle_connection_gives_way_and_not_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_WORKS_SECS", 0.5)
     with serving(connections=6) as (server, desk), contextlib.ExitStack() as stack:
@@ -162,6 +205,15 @@ def test_a_call_that_comes_too_slowly_is_given_up(handle: int) -> None:
         sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, handle, 1, 1, length) + bytes(length // 2))
         assert file.read() == b""
         works(server)
+
+
+def test_a_stopped_server_has_no_connections() -> None:
+    with serving() as (server, _), connected(server) as (sock, file):
+        assert hello(file, 1)[0] == WELCOMED
+        sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.SUM, 1, 1, 0))
+        assert kit.read(file)[0] == frames.REPLY
+        server.stop()
+        assert (server.counters.connections, server.counters.calls) == (0, 1)
 
 
 def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
