@@ -55,6 +55,7 @@ class FileWriter:
         self,
         logdir: str | os.PathLike[str],
         graph: rt.Graph | None = None,
+        *,
         flush_secs: float | None = None,
         filename_suffix: str | None = None,
     ) -> None:

@@ -212,4 +212,6 @@ class FileWriter(_writer.FileWriter):
         graph_def: Any = None,
         filename_suffix: str | None = None,
     ) -> None:
-        super().__init__(logdir, graph_def if graph is None else graph, flush_secs, filename_suffix)
+        super().__init__(
+            logdir, graph_def if graph is None else graph, flush_secs=flush_secs, filename_suffix=filename_suffix
+        )

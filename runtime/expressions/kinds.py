@@ -17,13 +17,13 @@ Parameter: TypeAlias = Any
 """A parameter of a primitive: of whatever type JAX gives it; what is sent of it, too."""
 
 RANK = 64
-"""How many dimensions a value may have: as many as numpy's."""
+"""The most dimensions of a value: those of numpy."""
 LARGEST = (1 << 31) - 1
-"""What an integer may be at most; a dimension may be larger."""
+"""The largest integer; a dimension may be larger."""
 LARGEST_DIMENSION = 1 << 62
-"""What a dimension may be at most."""
+"""The largest dimension."""
 PARTS = 1 << 12
-"""How many pieces an array may be split into at once."""
+"""The most pieces of one split of an array."""
 WORD = 64
 """How many characters a word may have."""
 

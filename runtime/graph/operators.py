@@ -117,7 +117,7 @@ class Operators(Generic[Result]):
 
 
 TensorLike: TypeAlias = Operators[object] | npt.ArrayLike
-"""What stands where a tensor is wanted: a tensor, a variable, or what numpy makes an array of."""
+"""A tensor, a variable, or a value of which numpy makes an array: an argument that stands for a tensor."""
 
 
 def _check_bounds(tensor: Operators[object], item: object) -> None:

@@ -408,7 +408,7 @@ class Master:
         self._sessions: weakref.WeakValueDictionary[int, MasterSession] = weakref.WeakValueDictionary()
         """Those that are open; a session belongs to the engine or client that opened it."""
         self._pending: set[Cancellation] = set()
-        """What ends the sessions that are being opened, and the orders that wait."""
+        """Cancellations of the sessions that are being opened, and of the orders that wait."""
         self._stopped = False
         self._home = HomeProcess("the server")
 

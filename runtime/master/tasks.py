@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
 """Pause between two attempts to reach a task that goes on from its backup."""
 _LEAST_SECS = 0.05
-"""What a call that is late already is given."""
+"""Time limit of a call whose deadline has passed."""
 
 
 class LocalMaster(Protocol):

@@ -199,3 +199,9 @@ def test_on_scalars_gets_every_number(tmp_path: pathlib.Path) -> None:
         writer.on_scalars = None
         writer.add_scalars({"loss": 0.125}, 5)
     assert got == [({"loss": 1.0, "rate": 2.0}, 3), ({"loss": 0.5}, None)]
+
+
+def test_options_have_names(tmp_path: pathlib.Path) -> None:
+    """TensorFlow's third argument, the length of a queue, is not taken for seconds."""
+    with pytest.raises(TypeError, match="positional"):
+        FileWriter(tmp_path, None, 10, 30)  # type: ignore[misc]

@@ -109,7 +109,7 @@ def program(count: int) -> Program:
 
 
 def test_no_part_is_smaller_than_half_without_need() -> None:
-    """What was left of a part after its cut was cut off again, if it was more than half: 237 parts in place of 16."""
+    """A list of 16 parts had 237: the rest of a part was cut again at its head."""
     expressions = read_expressions(of_one(tree(["igamma", "sinh"], 60, 600), 600))
     parts, _ = split(expressions, 100)
     assert len(parts) <= 2 * sum(equation.cost for equation in expressions.main.equations) // 100 + 1

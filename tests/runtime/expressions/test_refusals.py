@@ -321,7 +321,7 @@ def test_what_breaks_a_rule_is_not_read(what: str) -> None:
 
 
 def test_a_part_of_special_functions_is_read() -> None:
-    """What costs no more than a part is compiled in some seconds."""
+    """Lists that cost no more than one part are accepted."""
     for made in (special(16), unrolled(2, 8)):
         assert read_expressions(made.SerializeToString()).arguments
 

@@ -44,9 +44,9 @@ def _said(caplog: pytest.LogCaptureFixture, text: str, action: Callable[[], obje
         logger.removeHandler(listener)
 
 
-def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
-    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.1)
+@contextlib.contextmanager
+def _empty_queue() -> Iterator[tuple[rt.Server, rt.Session, rt.Operation, rt.Tensor]]:
+    """Yields a server, a session that reaches its master by gRPC, an enqueue and a dequeue of an empty queue."""
     with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
         server = cluster[TARGET]
         tasks.withdraw(server.address, server)
@@ -55,9 +55,16 @@ def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
         put, taken = queue.enqueue(3), queue.dequeue()
         with rt.Session(server.target) as session:
             session.run(queue.size())
-            with _said(caplog, f"Waiting for the master at {server.target} to run a step", lambda: session.run(taken)):
-                session.run(put)
+            yield server, session, put, taken
         until(lambda: not [t for t in threading.enumerate() if t.name.startswith("renew session")])
+
+
+def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(timeouts, "LOG_EVERY_SECS", 0.2)
+    monkeypatch.setattr(timeouts, "RENEW_SECS", 0.1)
+    with _empty_queue() as (server, session, put, taken):
+        with _said(caplog, f"Waiting for the master at {server.target} to run a step", lambda: session.run(taken)):
+            session.run(put)
 
 
 def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
@@ -73,25 +80,18 @@ def test_a_step_that_waits_while_each_renewal_takes_its_whole_time(
         return services_pb2.RenewSessionResponse()
 
     monkeypatch.setattr(MasterServicer, "RenewSession", renew)
-    with servers(sockets=True, ps=1, worker=1) as cluster, rt.Graph().as_default():
-        server = cluster[TARGET]
-        tasks.withdraw(server.address, server)
-        with rt.device("/job:ps/task:0"):
-            queue = rt.FIFOQueue(1, np.int32, [[]], name="q")
-        put, taken = queue.enqueue(3), queue.dequeue()
-        with rt.Session(server.target) as session:
-            session.run(queue.size())
-            assert renewals.acquire(timeout=60)
-            threading.Event().wait(0.25)  # in the middle of a renewal
-            with caplog.at_level(logging.WARNING):
-                thread, _ = in_thread(lambda: session.run(taken))
-                for _ in range(4):
-                    assert renewals.acquire(timeout=60)
-            said = caplog.text
-            over.set()
-            session.run(put)
-            thread.join(60)
-        assert "to run a step, for" in said
+    with _empty_queue() as (server, session, put, taken):
+        assert renewals.acquire(timeout=60)
+        threading.Event().wait(0.25)  # in the middle of a renewal
+        with caplog.at_level(logging.WARNING):
+            thread, _ = in_thread(lambda: session.run(taken))
+            for _ in range(4):
+                assert renewals.acquire(timeout=60)
+        said = caplog.text
+        over.set()
+        session.run(put)
+        thread.join(60)
+    assert "to run a step, for" in said
 
 
 def test_a_session_that_waits_for_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,6 +42,17 @@ def served(**options: Any) -> tuple[Any, Any]:
     return server, make_peer(resolve, options=ChannelOptions(**options))
 
 
+def served_by_tls(directory: pathlib.Path, heartbeat_secs: float) -> tuple[Any, Any]:
+    """Returns a server with certificates, and a peer that has a lane to the server and a heartbeat."""
+    certificates = Certificates(make(directory / "here"))
+    server, _ = make_server(tls=certificates.server_context)
+    endpoint = server.endpoint("127.0.0.1")
+    options = ChannelOptions(prefer_unix=False, heartbeat_secs=heartbeat_secs, heartbeat_timeout_secs=60.0)
+    peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
+    peer.release(peer.acquire())
+    return server, peer
+
+
 @WAYS
 @pytest.mark.parametrize(("leaving", "error"), [(True, TaskLeftError), (False, UnavailableError)])
 def test_a_call_after_the_server_has_gone(leaving: bool, error: type[Exception], prefer_unix: bool) -> None:
@@ -94,12 +105,7 @@ def test_signs_of_life() -> None:
 
 def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path) -> None:
     """The look made the TLS socket one that does not block, and the next ping broke the connection."""
-    certificates = Certificates(make(tmp_path / "here"))
-    server, _ = make_server(tls=certificates.server_context)
-    endpoint = server.endpoint("127.0.0.1")
-    options = ChannelOptions(prefer_unix=False, heartbeat_secs=0.05, heartbeat_timeout_secs=60.0)
-    peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
-    peer.release(peer.acquire())
+    server, peer = served_by_tls(tmp_path, heartbeat_secs=0.05)
     until(lambda: peer._heart._lane.incarnation)
     for _ in range(3):
         last = server.lanes.heard_at(kit.CLIENT)
@@ -111,12 +117,7 @@ def test_asking_for_a_goodbye_leaves_the_heartbeat_alone(tmp_path: pathlib.Path)
 
 
 def test_a_tls_client_that_pings_without_a_pause_is_told(tmp_path: pathlib.Path) -> None:
-    certificates = Certificates(make(tmp_path / "here"))
-    server, _ = make_server(tls=certificates.server_context)
-    endpoint = server.endpoint("127.0.0.1")
-    options = ChannelOptions(prefer_unix=False, heartbeat_secs=0.02, heartbeat_timeout_secs=60.0)
-    peer = make_peer(lambda timeout: endpoint, certificates=certificates, options=options)
-    peer.release(peer.acquire())
+    server, peer = served_by_tls(tmp_path, heartbeat_secs=0.02)
     last = until(lambda: server.lanes.heard_at(kit.CLIENT))
     until(lambda: server.lanes.heard_at(kit.CLIENT) > last)
     server.stop(leaving=True)
