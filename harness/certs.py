@@ -21,7 +21,6 @@ import datetime
 import ipaddress
 import os
 import re
-import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from harness.command_line import Parser
+from runtime import concurrency
 
 AUTHORITY: Final = "ca"
 """Name of the files of the CA, without suffix."""
@@ -82,7 +82,7 @@ class CA:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
-        name = _name(f"Bellwether CA {secrets.token_hex(4)}")
+        name = _name(f"Bellwether CA {concurrency.random_hex(4)}")
         end = now + datetime.timedelta(days=days)
         constraints, usage = x509.BasicConstraints(ca=True, path_length=0), _usage(signs_certificates=True)
         certificate = _signed(key, name, name, key, now - _EARLIER, end, [constraints, usage])

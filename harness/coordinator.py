@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from runtime import CancelledError, OutOfRangeError, Session
+from runtime import CancelledError, OutOfRangeError, Session, concurrency
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +56,11 @@ class Coordinator:
         )
         # The condition guards all attributes below. Its lock is re-entrant, unlike that of threading.Event: a signal
         # handler may interrupt the very thread that is inside one of these methods, and call request_stop.
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._stopping = False
         self._joined = False
         self._error: tuple[BaseException, TracebackType | None] | None = None
-        self._registered: set[threading.Thread] = set()
+        self._registered: set[concurrency.Thread] = set()
 
     def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
         """Stops all threads: `should_stop` is true from now on.
@@ -132,14 +130,14 @@ class Coordinator:
         except BaseException as error:
             self.request_stop(error)
 
-    def register_thread(self, thread: threading.Thread) -> None:
+    def register_thread(self, thread: concurrency.Thread) -> None:
         """Makes `join` wait for a thread."""
         with self._changed:
             self._registered.add(thread)
 
     def join(
         self,
-        threads: Iterable[threading.Thread] | None = None,
+        threads: Iterable[concurrency.Thread] | None = None,
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
@@ -156,13 +154,15 @@ class Coordinator:
         """
         with self._changed:
             covered = {*self._registered, *(threads or ())}
-        waited = covered - {threading.current_thread()}
+        waited = covered - {concurrency.current_thread()}
         watcher = self._wait_for_end_or_stop(waited)
-        deadline = time.monotonic() + stop_grace_period_secs
-        while (alive := _alive(waited)) and (left := deadline - time.monotonic()) > 0:
+        deadline = concurrency.monotonic() + stop_grace_period_secs
+        while (alive := _alive(waited)) and (left := deadline - concurrency.monotonic()) > 0:
             _join_all(alive, min(left, _LOG_EVERY_SECS))
             if still := _alive(waited):
-                _log.info("stopping: %.0f s left for threads %s", max(0.0, deadline - time.monotonic()), _names(still))
+                _log.info(
+                    "stopping: %.0f s left for threads %s", max(0.0, deadline - concurrency.monotonic()), _names(still)
+                )
         if watcher is not None and not alive:
             watcher.join()
         with self._changed:
@@ -193,7 +193,7 @@ class Coordinator:
             # Each raise adds frames to the exception, so the traceback starts again from the frames of the thread.
             raise recorded[0].with_traceback(recorded[1])
 
-    def _wait_for_end_or_stop(self, threads: set[threading.Thread]) -> threading.Thread | None:
+    def _wait_for_end_or_stop(self, threads: set[concurrency.Thread]) -> concurrency.Thread | None:
         """Waits for a stop, or for the last thread to end; returns the helper thread, None without one.
 
         The helper thread ends with the last of `threads`.
@@ -201,32 +201,32 @@ class Coordinator:
         if self.should_stop() or not _alive(threads):
             return None
         # Python has no event for the end of a thread, so the helper joins the threads and then notifies this wait.
-        watcher = threading.Thread(target=self._log_when_ended, args=(threads,), name="coordinator-join", daemon=True)
+        watcher = concurrency.Thread(target=self._log_when_ended, args=(threads,), name="coordinator-join", daemon=True)
         watcher.start()
         with self._changed:
             while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS):
                 _log.warning("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
         return watcher
 
-    def _log_when_ended(self, threads: set[threading.Thread]) -> None:
+    def _log_when_ended(self, threads: set[concurrency.Thread]) -> None:
         for thread in _alive(threads):
             thread.join()
         with self._changed:
             self._changed.notify_all()
 
 
-def _alive(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
+def _alive(threads: Iterable[concurrency.Thread]) -> list[concurrency.Thread]:
     return sorted((thread for thread in threads if thread.is_alive()), key=lambda thread: thread.name)
 
 
-def _join_all(threads: Iterable[threading.Thread], timeout: float) -> None:
+def _join_all(threads: Iterable[concurrency.Thread], timeout: float) -> None:
     """Waits until all threads have ended, at most `timeout` seconds together."""
-    deadline = time.monotonic() + timeout
+    deadline = concurrency.monotonic() + timeout
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - concurrency.monotonic()))
 
 
-def _names(threads: Iterable[threading.Thread]) -> str:
+def _names(threads: Iterable[concurrency.Thread]) -> str:
     return " ".join(thread.name for thread in threads)
 
 
@@ -255,7 +255,7 @@ def underlying(session: Any) -> Session:
     return found
 
 
-class LooperThread(threading.Thread):
+class LooperThread(concurrency.Thread):
     """A daemon thread that repeats a call, and stops with its coordinator.
 
     The thread calls `start_loop` once, `run_loop` at once and then every interval, and `stop_loop` once after a stop.
@@ -321,10 +321,10 @@ class LooperThread(threading.Thread):
         """Calls the three methods until the coordinator stops."""
         with self._coord.stop_on_exception():
             self.start_loop()
-            due = time.monotonic()
-            while not self._coord.wait_for_stop(due - time.monotonic()):
+            due = concurrency.monotonic()
+            while not self._coord.wait_for_stop(due - concurrency.monotonic()):
                 self.run_loop()
-                due = max(due + (self._interval or 0.0), time.monotonic())
+                due = max(due + (self._interval or 0.0), concurrency.monotonic())
             self.stop_loop()
 
     def start_loop(self) -> None:
@@ -351,20 +351,20 @@ class GracePeriod:
         self.coord = coord
         self.grace_secs = grace_secs
         self._stopped_at: float | None = None
-        self._over = threading.Event()
+        self._over = concurrency.Event()
         self.deadline: float | None = None
         """Time on ``time.monotonic()`` at which the period ends even without a stop; None for no such time."""
 
     def exhausted(self) -> bool:
         """Returns True when waits are to end."""
-        if self._over.is_set() or (self.deadline is not None and time.monotonic() >= self.deadline):
+        if self._over.is_set() or (self.deadline is not None and concurrency.monotonic() >= self.deadline):
             return True
         if not self.coord.should_stop():
             self._stopped_at = None
             return False
         if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
-        return failed(self.coord) or time.monotonic() - self._stopped_at >= self.grace_secs
+            self._stopped_at = concurrency.monotonic()
+        return failed(self.coord) or concurrency.monotonic() - self._stopped_at >= self.grace_secs
 
     def at_most(self, secs: float) -> float:
         """Returns ``secs``, or the seconds that are left if less, and 0.1 at least.
@@ -377,7 +377,7 @@ class GracePeriod:
         ends = [] if self.deadline is None else [self.deadline]
         if self._stopped_at is not None:
             ends.append(self._stopped_at + self.grace_secs)
-        return min([secs, *(max(0.1, end - time.monotonic()) for end in ends)])
+        return min([secs, *(max(0.1, end - concurrency.monotonic()) for end in ends)])
 
     def wait(self, secs: float) -> None:
         """Waits some seconds; a stop, or the end of the period, ends the wait early.

@@ -10,7 +10,7 @@ import pytest
 from tests.tools import house
 
 OURS = {"harness", "runtime", "models", "benchmarks", "tests", "protos"}
-FACES = ("runtime", "runtime.lowlevel")
+FACES = ("runtime", "runtime.lowlevel", "runtime.concurrency")
 """The modules of runtime that harness may use, each by the names in its ``__all__``."""
 
 
@@ -60,7 +60,8 @@ def _beyond_the_faces(tree: ast.AST) -> list[str]:
     return [
         f"{line}: {module}{'.' if name else ''}{name or ''} is in no face of runtime"
         for line, module, name in _used_of_runtime(tree)
-        if module not in FACES or (name is not None and name not in _public(module))
+        if f"{module}.{name}" not in FACES
+        and (module not in FACES or (name is not None and name not in _public(module)))
     ]
 
 
@@ -112,7 +113,7 @@ def test_packages_import_only_what_is_below_them(package: str, allowed: set[str]
     ] == []
 
 
-def test_harness_uses_runtime_by_its_two_faces_only() -> None:
+def test_harness_uses_runtime_by_its_faces_only() -> None:
     assert [
         f"{name}:{wrong}"
         for name, path in house.modules("harness").items()
@@ -155,3 +156,19 @@ def test_what_is_in_no_face_is_found(source: str) -> None:
 def test_what_is_in_a_face_is_let_through() -> None:
     source = "import runtime as rt\nfrom runtime.lowlevel import storage\nrt.lowlevel.Quorum\nrt.Session.run\n"
     assert _beyond_the_faces(ast.parse(source)) == []
+
+
+CLOCKS = {"threading", "time", "random", "secrets"}
+"""Modules that only ``runtime.concurrency`` may import; the launcher starts before the runtime is imported."""
+
+
+@pytest.mark.parametrize("package", ["runtime", "harness"])
+def test_threads_and_clocks_have_one_home(package: str) -> None:
+    """Locks, threads, clocks and random numbers come from `runtime.concurrency`."""
+    assert [
+        f"{name}:{line}: {module}"
+        for name, path in house.modules(package).items()
+        if name != "runtime.concurrency" and house.room(name) != "launch"
+        for line, module, _ in _imports(house.tree(path))
+        if module in CLOCKS
+    ] == []

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import shutil
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -26,7 +25,7 @@ from harness.checkpoints import layout
 from harness.checkpoints.layout import REPLACED
 from harness.checkpoints.manifest import Manifest, StoredArray
 from harness.checkpoints.retention import Retention
-from runtime import AbortedError, DataLossError, InternalError, OpError
+from runtime import AbortedError, DataLossError, InternalError, OpError, concurrency
 from runtime.lowlevel import DiskFullError, durability, one_line, storage
 
 REMOVED = "removed"
@@ -90,7 +89,7 @@ class _Keep:
 class Directory:
     """A CheckpointManager directory, of which a process has one object; see ``open_directory``."""
 
-    def __init__(self, path: str, lock: threading.RLock) -> None:
+    def __init__(self, path: str, lock: concurrency.RLock) -> None:
         self.path = path
         self._lock = lock
         self._cleaned = False
@@ -306,8 +305,8 @@ def _named(error: Exception, path: str) -> Exception:
 
 
 _directories: dict[str, Directory] = {}
-_locks: dict[str, threading.RLock] = {}
-_directories_lock = threading.Lock()
+_locks: dict[str, concurrency.RLock] = {}
+_directories_lock = concurrency.Lock()
 
 
 def open_directory(path: str) -> Directory:
@@ -320,7 +319,7 @@ def open_directory(path: str) -> Directory:
     place = os.path.realpath(path) if storage.is_local(path) else path
     with _directories_lock:
         if path not in _directories:
-            _directories[path] = Directory(path, _locks.setdefault(place, threading.RLock()))
+            _directories[path] = Directory(path, _locks.setdefault(place, concurrency.RLock()))
         return _directories[path]
 
 

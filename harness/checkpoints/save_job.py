@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,17 @@ from etils import epath
 from harness.checkpoints import layout, names
 from harness.checkpoints.manifest import FILE_NAME, UNCHECKED, Manifest
 from harness.checkpoints.retention import Retention
-from runtime import AbortedError, DataLossError, GraphKeys, InvalidArgumentError, OpError, Session, Tensor, Variable
+from runtime import (
+    AbortedError,
+    DataLossError,
+    GraphKeys,
+    InvalidArgumentError,
+    OpError,
+    Session,
+    Tensor,
+    Variable,
+    concurrency,
+)
 from runtime.lowlevel import ArraySlice, CheckpointCoordinator, CheckpointFile, durability, in_thread, storage
 from runtime.lowlevel import metrics as process_metrics
 
@@ -124,10 +132,10 @@ class SaveJob:
         """Starts the thread that writes the snapshot."""
         # The process waits for this thread at its end, so the thread is no daemon. A daemon that waits in tensorstore
         # while the interpreter shuts down would end the process by SIGABRT.
-        threading.Thread(target=self._run, name="checkpoint-save", daemon=False).start()
+        concurrency.Thread(target=self._run, name="checkpoint-save", daemon=False).start()
 
     def _run(self) -> None:
-        started = time.monotonic()
+        started = concurrency.monotonic()
         try:
             # The import takes a second, which only a process that saves spends.
             from harness.checkpoints import orbax
@@ -135,7 +143,7 @@ class SaveJob:
             orbax.open_directory(self.series).save(self.handle.step, self, self.retention)
             self._tell_divergence()
             process_metrics.add("checkpoints_total")
-            process_metrics.add("checkpoint_seconds_total", time.monotonic() - started)
+            process_metrics.add("checkpoint_seconds_total", concurrency.monotonic() - started)
             process_metrics.add("checkpoint_bytes_total", self._snapshot.nbytes)
             tell = functools.partial(self.handle.set_result, f"{self.series}/{self.handle.step}")
         except BaseException as error:
@@ -178,7 +186,7 @@ class SaveJob:
             self.handle.step,
             sequence,
             snapshot.epoch,
-            time.time(),
+            concurrency.wall_time(),
             names.described(snapshot.slices),
             states=dict(self.history.states),
             snapshot=snapshot.job,

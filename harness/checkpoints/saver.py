@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
-import time
 from typing import Any
 
 from absl import logging
@@ -18,7 +16,7 @@ from harness.checkpoints.retention import Retention
 from harness.checkpoints.save_job import History, SaveHandle, SaveJob
 from harness.checkpoints.states import restore_states
 from harness.coordinator import underlying
-from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable
+from runtime import DataLossError, Graph, GraphKeys, NotFoundError, Session, Variable, concurrency
 from runtime.lowlevel import ArraySlice, explains_arguments, storage
 from runtime.lowlevel import metrics as process_metrics
 
@@ -78,7 +76,7 @@ class Saver:
         self._partial = partial
         self._stream = transfer == "stream"
         self._saved: dict[Variable, ArraySlice] | None = None
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._running: SaveHandle | None = None
         self._series: str | None = None
         self._history = History()
@@ -144,7 +142,7 @@ class Saver:
             AbortedError: Another chief has taken over, or a task restarted.
             ValueError: The path cannot be a directory.
         """
-        started = time.monotonic()
+        started = concurrency.monotonic()
         sess = underlying(sess)
         saved = self._variables(sess.graph)
         if not saved:
@@ -173,7 +171,7 @@ class Saver:
             self._running = handle
             self._series = series
         job.start()
-        handle.blocked_secs = time.monotonic() - started
+        handle.blocked_secs = concurrency.monotonic() - started
         return handle.result() if wait else handle
 
     def wait(self) -> None:

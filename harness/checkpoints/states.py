@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import base64
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,10 @@ import numpy as np
 
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import read_manifest
-from runtime import InvalidArgumentError
+from runtime import InvalidArgumentError, concurrency
 from runtime.lowlevel import DType, register_state
 
-_lock = threading.Lock()
+_lock = concurrency.Lock()
 _setters: dict[tuple[str, str], Callable[[Any], None]] = {}
 _MARKS = ("__bytes__", "__array__", "__tuple__", "__dict__")
 """Keys of dictionaries that stand for other types. A user's dictionary with such a key is written as items."""

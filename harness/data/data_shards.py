@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
-import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from harness.training.lifecycle import ELASTIC
 from harness.training.managed_session import is_chief
 from harness.training.monitored_session import MonitoredSession
 from harness.training.session_manager import LOST_CONTACT
+from runtime import concurrency
 from runtime.lowlevel import Array, RunRecords, RunRecordView, explains_arguments
 
 LEASE_SECS = 10.0
@@ -437,7 +436,7 @@ class LeaseKeeper:
 
     def create_threads(
         self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
-    ) -> list[threading.Thread]:
+    ) -> list[concurrency.Thread]:
         """Makes the thread, on the chief; none elsewhere, and none where there is no cluster.
 
         Args:
@@ -450,7 +449,7 @@ class LeaseKeeper:
         if not target or not is_chief(sess, owner_of(task) == 0 or task == "/job:worker/task:0"):
             return []
         coord = coord or Coordinator()
-        thread = threading.Thread(target=self._keep, args=(sess, target, coord), name=self.name, daemon=daemon)
+        thread = concurrency.Thread(target=self._keep, args=(sess, target, coord), name=self.name, daemon=daemon)
         coord.register_thread(thread)
         if start:
             thread.start()
@@ -480,7 +479,9 @@ class LeaseKeeper:
         # The table is read before the records: a worker that comes back meanwhile has a later lease.
         table = self._shards.read(sess)
         owners = lease_table.owners_of(table)
-        gone = gone_owners(owners, records.inspect().values(), self._shards.lease_secs, self._unknown, time.monotonic())
+        gone = gone_owners(
+            owners, records.inspect().values(), self._shards.lease_secs, self._unknown, concurrency.monotonic()
+        )
         if gone:
             logging.warning("%s: taking back the leases of %d workers that are gone", self._shards.name, len(gone))
             self._shards.release(sess, gone, lease_table.leases_of(table))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import NoReturn, TextIO
 
 from tqdm import tqdm
+
+from runtime import concurrency
 
 
 class Progress:
@@ -33,7 +34,7 @@ class Progress:
             self._bar.update(step - self._bar.n)
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
             return
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if self._last is None:
             self._last = (step, now)
         before, at = self._last

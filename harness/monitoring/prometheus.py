@@ -12,8 +12,6 @@ import ipaddress
 import socket
 import socketserver
 import ssl
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -25,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import runtime as rt
+from runtime import concurrency
 
 LOCAL_HOST = "127.0.0.1"
 REQUESTS = 8
@@ -97,8 +96,8 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
         self._tls = tls
         self._refuse = refuse
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._free = threading.Semaphore(REQUESTS)
-        self._lock = threading.Lock()
+        self._free = concurrency.Semaphore(REQUESTS)
+        self._lock = concurrency.Lock()
         self._begun: dict[socket.socket, float] = {}
         super().__init__((host, port), _Handler)
 
@@ -115,7 +114,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
                 self._free.release()
                 raise
         with self._lock:
-            self._begun[request] = time.monotonic()
+            self._begun[request] = concurrency.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -144,7 +143,7 @@ class _HttpServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def service_actions(self) -> None:
         """Ends requests that take too long; the server calls this at every look for a stop."""
-        late = time.monotonic() - REQUEST_SECS
+        late = concurrency.monotonic() - REQUEST_SECS
         with self._lock:
             for request, begun in self._begun.items():
                 if begun < late:
@@ -212,7 +211,7 @@ class MetricsServer:
             app = _guarded(app, security.bearer(), server.tell_refused)
         self._http = _HttpServer(host, port, tls, server.tell_refused)
         self._http.set_app(app)
-        self._thread = threading.Thread(
+        self._thread = concurrency.Thread(
             target=self._http.serve_forever, args=(_STOP_SECS,), name="metrics", daemon=True
         )
         self._thread.start()

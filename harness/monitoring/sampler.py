@@ -5,13 +5,13 @@ The terminal (``status``) and TensorBoard (``cluster_scalars``) show the samples
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import runtime as rt
 from harness.monitoring.rates import figures
+from runtime import concurrency
 
 ANSWER_SECS = 2.0
 """Seconds for an answer, after which a task is silent."""
@@ -97,9 +97,9 @@ class Sampler:
             report = rt.probe(address, self._answer_secs, variables=variables, security=self._security)
         except rt.OpError as error:
             return TaskStatus(task, address, None, explain(error, self._answer_secs))
-        now, (before, at) = time.monotonic(), self._before.get(task, (None, 0.0))
+        now, (before, at) = concurrency.monotonic(), self._before.get(task, (None, 0.0))
         self._before[task] = (report, now)
-        secs = time.time() - report.started_unix_secs if before is None else now - at
+        secs = concurrency.wall_time() - report.started_unix_secs if before is None else now - at
         problem = ""
         if report.task != task:
             problem = f"another task answers: {report.task}"

@@ -14,10 +14,9 @@ import math
 import os
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 
 import runtime as rt
 from harness import exit_codes
@@ -25,6 +24,7 @@ from harness.command_line import Parser
 from harness.launch.output import wants_colour
 from harness.monitoring.rates import sizes, table
 from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus, explain
+from runtime import concurrency
 
 _COLUMNS = {
     "STEP": "{global_step:.0f}",
@@ -157,7 +157,7 @@ def _colour(state: TaskStatus) -> int:
 
 def _lines(states: list[TaskStatus], variables: bool, width: int | None) -> list[str]:
     """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
-    now = time.time()
+    now = concurrency.wall_time()
     lines = table(as_rows(states, now)).splitlines()
     if variables:
         lines += ["", *table(variable_rows(states)).splitlines()]
@@ -189,7 +189,7 @@ def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
         room = shutil.get_terminal_size()
         lines = _lines(states, options.variables, room.columns if on_terminal else None)
         if options.watch and not on_terminal:
-            lines = [f"-- {time.strftime('%H:%M:%S')}", *lines]
+            lines = [f"-- {datetime.now():%H:%M:%S}", *lines]
         elif options.watch:
             lines = [f"{line}\033[K" for line in lines[: room.lines - 1]]
             lines[0] = f"\033[{drawn}A{lines[0]}" if drawn else lines[0]
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"harness.status: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION.plain
     sampler, show = Sampler(cluster, security, secs), _display(options)
-    never = threading.Event()
+    never = concurrency.Event()
     try:
         # A rate needs two samples, so the first table comes after an interval.
         sampler.sample()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import runtime as rt
 from harness.coordinator import Coordinator, underlying
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
 from harness.training.managed_session import is_chief
+from runtime import concurrency
 
 _RETRY_SECS = 0.5
 _RELEASE_SECS = 2.0
@@ -101,8 +101,8 @@ class SyncRunner:
         self._each = 1 if elastic else -(-needed // total)
         self._changes = [0 for _ in tasks]  # of who is there, by task
         self._timeout_secs = timeout_secs
-        self._deciding = threading.Lock()  # held during a commit; what follows is guarded by the condition
-        self._changed = threading.Condition()
+        self._deciding = concurrency.Lock()  # held during a commit; what follows is guarded by the condition
+        self._changed = concurrency.Condition()
         self._reports = [_NOTHING for _ in tasks]
         self._leaderships: list[tuple[int, int]] = []  # by task, epoch and owner
         self._sessions: list[int] = []
@@ -113,7 +113,7 @@ class SyncRunner:
 
     def create_threads(
         self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
-    ) -> list[threading.Thread]:
+    ) -> list[concurrency.Thread]:
         """Makes the threads.
 
         Args:
@@ -132,12 +132,12 @@ class SyncRunner:
             if self._running:
                 return []
             self._running = True
-        threads = [threading.Thread(target=self._lead, args=(sess, coord), name=f"{self.name}-lead")]
+        threads = [concurrency.Thread(target=self._lead, args=(sess, coord), name=f"{self.name}-lead")]
         threads += [
-            threading.Thread(target=self._listen_all, args=(i, sess, coord), name=f"{self.name}-listen-{i}")
+            concurrency.Thread(target=self._listen_all, args=(i, sess, coord), name=f"{self.name}-listen-{i}")
             for i in range(len(self._tasks))
         ]
-        threads.append(threading.Thread(target=self._release, args=(sess, coord), name=f"{self.name}-release"))
+        threads.append(concurrency.Thread(target=self._release, args=(sess, coord), name=f"{self.name}-release"))
         for thread in threads:
             thread.daemon = daemon
             coord.register_thread(thread)

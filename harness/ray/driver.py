@@ -9,13 +9,10 @@ import functools
 import os
 import pathlib
 import queue
-import secrets
 import shlex
 import signal
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,6 +30,7 @@ from harness.launch import policy
 from harness.launch.policy import EVALUATOR, PS, WORKER, LaunchTask
 from harness.launch.tasks import Topology, claimed_flags, watching
 from harness.ray.actor import SECURITY_VARIABLE, TaskActor
+from runtime import concurrency
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 DEFAULT_RESOURCES = {"CPU": 1.0}
@@ -191,7 +189,7 @@ class _Cluster:
         self._options = options
         self._token = token
         self._token.touch(mode=0o600)
-        self._token.write_text(secrets.token_hex(32))
+        self._token.write_text(concurrency.random_hex(32))
         self._seats = {task: _Seat(number) for number, task in enumerate(bundles)}
         self._group: Any = None
         self._say_at = 0.0
@@ -200,11 +198,11 @@ class _Cluster:
         """Runs the tasks to their end; see the function ``run``."""
         self._place_all()
         self._say_where()
-        state, instructions = policy.begin(self._seats, time.monotonic())
+        state, instructions = policy.begin(self._seats, concurrency.monotonic())
         self._follow(instructions)
         while state.stage is not policy.RunStage.FINISHED:
             for event in (*self._next(policy.next_due(state)), policy.Tick()):
-                state, instructions = policy.react(state, event, time.monotonic(), self._options)
+                state, instructions = policy.react(state, event, concurrency.monotonic(), self._options)
                 self._follow(instructions)
         results = [seat.result for task, seat in self._seats.items() if task.job == WORKER]
         if state.failure is not None:
@@ -309,11 +307,11 @@ class _Cluster:
         placing = [task for task, seat in self._seats.items() if seat.placing]
         soonest = min((secs for secs in (due, self._say_at if placing else None) if secs is not None), default=None)
         try:
-            event = self.events.get(timeout=None if soonest is None else max(0.0, soonest - time.monotonic()))
+            event = self.events.get(timeout=None if soonest is None else max(0.0, soonest - concurrency.monotonic()))
         except queue.Empty:
-            if placing and time.monotonic() >= self._say_at:
+            if placing and concurrency.monotonic() >= self._say_at:
                 self._say_waiting("nodes for", placing)
-                self._say_at = time.monotonic() + SAY_SECS
+                self._say_at = concurrency.monotonic() + SAY_SECS
             return
         match event:
             case policy.Exited() | policy.Interrupted():
@@ -361,7 +359,7 @@ class _Cluster:
         # The actor may only be out of reach. Then it ends before another actor takes its place.
         ray.kill(seat.actor)
         seat.actor, seat.runs, seat.error = None, False, error
-        self._say_at = time.monotonic() + SAY_SECS
+        self._say_at = concurrency.monotonic() + SAY_SECS
         preempted = bool(getattr(error, "preempted", False))
         _say(f"the actor of {task} is gone: {_first_line(error)}")
         return policy.Exited(task, -signal.SIGTERM if preempted else -signal.SIGKILL)
@@ -405,7 +403,7 @@ class _Cluster:
 @contextlib.contextmanager
 def _stop_signals(events: "queue.SimpleQueue[_Event]") -> Iterator[None]:
     """Puts requests to stop into the queue, where signals come to this thread."""
-    if threading.current_thread() is not threading.main_thread():
+    if concurrency.current_thread() is not concurrency.main_thread():
         yield
         return
 

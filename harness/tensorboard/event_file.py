@@ -12,14 +12,13 @@ import errno
 import os
 import socket
 import struct
-import threading
-import time
 
 from absl import logging
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import RecordWriter, masked_crc32c
 
 import runtime as rt
+from runtime import concurrency
 
 KEEP_BYTES = 16 << 20
 """Most bytes of events that wait in memory for a disk with an error; later events are lost."""
@@ -102,8 +101,10 @@ class EventFile:
         self._logged_lost = 0
         self._failure = ""
         # The thread is informed of events and orders, and informs those who wait for room or for a flush.
-        self._changed = threading.Condition()
-        self._new = [event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()]
+        self._changed = concurrency.Condition()
+        self._new = [
+            event_pb2.Event(wall_time=concurrency.wall_time(), file_version="brain.Event:2").SerializeToString()
+        ]
         # Events that are not on disk, and their bytes.
         self._waiting = 1
         self._waiting_bytes = len(self._new[0])
@@ -111,7 +112,7 @@ class EventFile:
         self._due = 0.0
         self._flushes_ordered = self._flushes_done = 0
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
+        self._thread = concurrency.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
         self._thread.start()
 
     def put(self, event: event_pb2.Event) -> None:
@@ -165,7 +166,7 @@ class EventFile:
         much = not self._failure and self._waiting_bytes >= most
         if much or self._closing or self._flushes_ordered > self._flushes_done:
             return 0.0
-        return max(0.0, self._due - time.monotonic()) if self._waiting else None
+        return max(0.0, self._due - concurrency.monotonic()) if self._waiting else None
 
     def _run(self) -> None:
         closing = False
@@ -184,7 +185,7 @@ class EventFile:
                     self._waiting_bytes -= written
                 self._failure = failure
                 self._flushes_done = ordered
-                self._due = time.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
+                self._due = concurrency.monotonic() + (_RETRY_SECS if failure else self._flush_secs)
                 self._changed.notify_all()
 
     def _flush(self) -> str:
@@ -210,7 +211,7 @@ def _events(count: int) -> str:
 
 def _new_path(logdir: str, suffix: str) -> str:
     """Returns a file name that no writer has, as a file that is opened again within a second must be a new file."""
-    second = int(time.time())
+    second = int(concurrency.wall_time())
     while True:
         path = f"{logdir.rstrip('/')}/events.out.tfevents.{second:010d}.{socket.gethostname()}{suffix}"
         if "://" in path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tensorboardX import summary
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from tensorboardX.proto.summary_pb2 import Summary
+
+from runtime import concurrency
 
 Layout = Mapping[str, Mapping[str, Sequence[str]]]
 """Category -> chart -> regular expressions of the tags of scalars that the chart shows."""
@@ -25,7 +26,7 @@ def hparams_summary(values: Mapping[str, object], metrics: Sequence[str] = (), n
     experiment, start, _ = summary.hparams({k: _plain(v) for k, v in values.items()}, dict.fromkeys(metrics))
     plugin = start.value[0].metadata.plugin_data
     data = HParamsPluginData.FromString(plugin.content)
-    data.session_start_info.start_time_secs = time.time() if now is None else now
+    data.session_start_info.start_time_secs = concurrency.wall_time() if now is None else now
     plugin.content = data.SerializeToString()
     return Summary(value=[*experiment.value, *start.value])
 

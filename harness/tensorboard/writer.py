@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import SupportsInt
@@ -18,6 +16,7 @@ import runtime as rt
 from harness.tensorboard.event_file import EventFile
 from harness.tensorboard.graph_def import graph_def
 from harness.tensorboard.plugin_messages import Layout, custom_scalars_summary, hparams_summary
+from runtime import concurrency
 
 _NO_PLACE = {
     *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
@@ -63,7 +62,7 @@ class FileWriter:
         if flush_secs is None:
             flush_secs = _FLUSH_STORE_SECS if "://" in self._logdir else _FLUSH_SECS
         self._options = (flush_secs, filename_suffix or "")
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._file: EventFile | None = None
         self.on_scalars: Callable[[Mapping[str, float], int | None], object] | None = None
         """A function that receives the numbers of each event, by tag, and the step or None. Errors are logged."""
@@ -193,7 +192,7 @@ class FileWriter:
         self.reopen().put(event)
 
     def _add(self, event: event_pb2.Event, global_step: SupportsInt | None) -> None:
-        event.wall_time = time.time()
+        event.wall_time = concurrency.wall_time()
         if global_step is not None:
             event.step = int(global_step)
         self.add_event(event)
@@ -230,7 +229,7 @@ class FileWriter:
 class FileWriterCache:
     """One FileWriter for each directory of this process."""
 
-    _lock = threading.Lock()
+    _lock = concurrency.Lock()
     _writers: dict[str, FileWriter] = {}
 
     @classmethod

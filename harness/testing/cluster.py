@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from harness.launch.tasks import Topology, arguments, environment
 from harness.testing.links import Links
 from harness.testing.plan import Fault, FaultPlan, Kind
 from harness.testing.processes import TIMEOUT_SECS, Life, Processes, Zygote
+from runtime import concurrency
 
 PRELOAD = (
     *(
@@ -183,14 +183,14 @@ class LocalCluster(Processes):
             TimeoutError: The step was not reached within ``secs``.
             RuntimeError: No worker runs any more.
         """
-        deadline = time.monotonic() + secs
+        deadline = concurrency.monotonic() + secs
         while True:
             now = self.step()
             if now is not None and now >= step:
                 return now
             if not any(self.running(task) for task, identity in self._ids.items() if identity.job == WORKER):
                 raise RuntimeError(f"no worker runs any more, and the global step has not reached {step}")
-            if time.monotonic() >= deadline:
+            if concurrency.monotonic() >= deadline:
                 raise TimeoutError(f"the global step has not reached {step} within {secs:g} s: it is {now}")
             self._pause()
 
@@ -220,19 +220,19 @@ class LocalCluster(Processes):
             TimeoutError: The step of a fault did not come.
         """
         say(f"fault plan: seed {plan.seed}")
-        began = last = time.monotonic()
+        began = last = concurrency.monotonic()
         done: list[Injected] = []
         undo: list[tuple[float, Fault]] = []
         for fault in plan.faults:
             due = began + fault.at_secs if fault.at_secs is not None else last + fault.after_secs
-            give_up = max(due, time.monotonic()) + secs
+            give_up = max(due, concurrency.monotonic()) + secs
             while not self._is_due(fault, due):
-                if time.monotonic() >= give_up:
+                if concurrency.monotonic() >= give_up:
                     raise TimeoutError(f"{fault}: not reached within {secs:g} s")
                 self._go_on(undo)
             while fault.kind is not Kind.CUT and not self.running(fault.task) and _comes_back(fault.task, undo):
                 self._go_on(undo)
-            last = time.monotonic()
+            last = concurrency.monotonic()
             skipped = "" if fault.kind is Kind.CUT or self.running(fault.task) else "it does not run"
             if not skipped:
                 self._inject(fault)
@@ -246,7 +246,7 @@ class LocalCluster(Processes):
 
     def _is_due(self, fault: Fault, due: float) -> bool:
         if fault.at_step is None:
-            return time.monotonic() >= due
+            return concurrency.monotonic() >= due
         step = self.step()
         return step is not None and step >= fault.at_step
 
@@ -264,7 +264,7 @@ class LocalCluster(Processes):
         """Waits a moment, and ends the faults whose time is over."""
         self._pause()
         for at, fault in list(undo):
-            if at > time.monotonic():
+            if at > concurrency.monotonic():
                 continue
             if fault.kind is Kind.CUT:
                 self.heal(fault.task, fault.peer)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 
 import psutil
 
 from harness.testing.processes import Zygote
+from runtime import concurrency
 
 TIMEOUT_SECS = 5.0
 """How long what was told to end may take."""
@@ -36,19 +35,19 @@ def no_leaks(*, secs: float = TIMEOUT_SECS) -> Iterator[None]:
     """
     before = Counter(_holdings())
     yield
-    deadline = time.monotonic() + secs
+    deadline = concurrency.monotonic() + secs
     while left := Counter(_holdings()) - before:
-        if time.monotonic() >= deadline:
+        if concurrency.monotonic() >= deadline:
             described = (what + f" x{count}" * (count > 1) for what, count in left.items())
             raise AssertionError(f"left behind: {'; '.join(described)}")
         # No event tells when a descriptor is closed.
-        threading.Event().wait(_POLL_SECS)
+        concurrency.Event().wait(_POLL_SECS)
 
 
 def _holdings() -> Iterator[str]:
     """Describes what this process holds, as in "thread worker", "process 17 sleep" and "file /tmp/x"."""
     lasting = Zygote.lasting_threads()
-    yield from (f"thread {t.name}" for t in threading.enumerate() if t not in lasting and not t.daemon)
+    yield from (f"thread {t.name}" for t in concurrency.running_threads() if t not in lasting and not t.daemon)
     yield from _children()
     yield from _descriptors()
 

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+
+from runtime import concurrency
 
 _PIECE_BYTES = 1 << 18
 _HEAD_BYTES = 4096
@@ -50,7 +51,7 @@ class Links:
         self._loop = asyncio.new_event_loop()
         self.ports: dict[str, int] = {}
         """Port of the proxy of each task, on 127.0.0.1."""
-        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+        self._thread = concurrency.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
         self._wait(self._listen(tasks))
 

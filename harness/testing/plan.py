@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-import random
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
+
+from runtime import concurrency
 
 
 class Kind(enum.Enum):
@@ -105,7 +105,7 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         if self.seed is None:
-            object.__setattr__(self, "seed", secrets.randbits(32))
+            object.__setattr__(self, "seed", concurrency.random_id(32))
 
     def kill(self, job: str, index: int, *, restart_secs: float | None = None, **when: Unpack[When]) -> FaultPlan:
         """Adds a SIGKILL to a task, which is started again after ``restart_secs`` if that is given."""
@@ -154,7 +154,7 @@ class FaultPlan:
             seed: Seed; a new one by default.
         """
         plan = cls(seed)
-        chance = random.Random(plan.seed)
+        chance = concurrency.Random(plan.seed)
         victims: list[str] = []
         for number in range(count):
             if not victims:

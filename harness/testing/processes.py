@@ -13,8 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -25,6 +23,7 @@ from harness.launch import guard
 from harness.launch.output import LineBuffer
 from harness.launch.tasks import start_guarded
 from harness.testing import zygote
+from runtime import concurrency
 
 TIMEOUT_SECS = 60.0
 """How long waits for lines, steps and ends last by default."""
@@ -97,17 +96,17 @@ class Zygote:
     """
 
     _lasting: ClassVar[dict[tuple[object, ...], Zygote]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[concurrency.Lock] = concurrency.Lock()
 
     def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
         self.preload = tuple(preload)
         self.env = dict(env)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ready = threading.Event()
+        self._ready = concurrency.Event()
         self._failure: BaseException | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         # The guard ends with the thread that starts it, and takes the zygote and all tasks along.
-        self._thread = threading.Thread(target=self._run, args=(theirs,), name="zygote", daemon=True)
+        self._thread = concurrency.Thread(target=self._run, args=(theirs,), name="zygote", daemon=True)
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
@@ -145,7 +144,7 @@ class Zygote:
         return found
 
     @classmethod
-    def lasting_threads(cls) -> set[threading.Thread]:
+    def lasting_threads(cls) -> set[concurrency.Thread]:
         """Returns the threads of the zygotes of ``lasting``."""
         return {one._thread for one in list(cls._lasting.values())}
 
@@ -222,10 +221,10 @@ class Processes:
         self._zygote = zygote
         self._show = show
         self._lives: list[Life] = []
-        self._threads: list[threading.Thread] = []
+        self._threads: list[concurrency.Thread] = []
         self._lines: dict[str, list[Line]] = {task: [] for task in tasks}
         self._seen = dict.fromkeys(tasks, 0)
-        self.changed = threading.Condition()
+        self.changed = concurrency.Condition()
         """Notified of every line, start and end."""
         self._closed = False
 
@@ -278,7 +277,7 @@ class Processes:
                 "fork": self._zygote.starts(argv, env),
                 "input": stdin is not None,
             }
-            started_at = time.monotonic()
+            started_at = concurrency.monotonic()
             reader, writer = os.pipe()
             try:
                 channel, pid = self._zygote.start(message, [writer] if stdin is None else [writer, stdin])
@@ -289,7 +288,7 @@ class Processes:
                 os.close(writer)
             life = Life(task, len(self.lives(task)), channel, pid, started_at)
             self._lives.append(life)
-            self._threads.append(threading.Thread(target=self._follow, args=(life, reader), name=task, daemon=True))
+            self._threads.append(concurrency.Thread(target=self._follow, args=(life, reader), name=task, daemon=True))
             self._threads[-1].start()
             self.changed.notify_all()
         return life
@@ -319,7 +318,7 @@ class Processes:
 
     def _add(self, life: Life, texts: Sequence[str]) -> None:
         with self.changed:
-            self._lines[life.task] += [Line(time.monotonic(), life.number, text) for text in texts]
+            self._lines[life.task] += [Line(concurrency.monotonic(), life.number, text) for text in texts]
             self.changed.notify_all()
         if self._show is not None:
             for text in texts:
@@ -359,12 +358,12 @@ class Processes:
         # The zygote sends the signal, and it alone is told of the stop. A second signal that did not wait for the
         # effect of the first would find the state from before that one.
         self.signal(life.task, signum)
-        deadline = time.monotonic() + _FREEZE_SECS
+        deadline = concurrency.monotonic() + _FREEZE_SECS
         while life.code is None and not reached(_thread_states(life.pid)):
-            if time.monotonic() > deadline:
+            if concurrency.monotonic() > deadline:
                 name = signal.Signals(signum).name
                 raise TimeoutError(f"{life.task} has not followed {name} for {_FREEZE_SECS:g} s")
-            time.sleep(_FREEZE_POLL_SECS)
+            concurrency.sleep(_FREEZE_POLL_SECS)
 
     # -- what they do ------------------------------------------------------------------------------------------
 
@@ -402,7 +401,7 @@ class Processes:
             TimeoutError: No such line came within ``secs``. The message has the last lines.
             RuntimeError: The task has ended without such a line.
         """
-        wanted, deadline = re.compile(pattern), time.monotonic() + secs
+        wanted, deadline = re.compile(pattern), concurrency.monotonic() + secs
         with self.changed:
             while True:
                 lines = self._lines[task]
@@ -412,7 +411,7 @@ class Processes:
                         return found
                 if self.running(task) is None:
                     raise RuntimeError(f"{task} has ended without a line like {pattern!r}{self._tail(task)}")
-                left = deadline - time.monotonic()
+                left = deadline - concurrency.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"{task} wrote no line like {pattern!r} within {secs:g} s{self._tail(task)}")
                 self.changed.wait(left)

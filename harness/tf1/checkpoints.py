@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +10,7 @@ from absl import logging
 from harness.checkpoints import layout
 from harness.checkpoints.manifest import StoredArray
 from harness.checkpoints.reader import CheckpointReader, load_checkpoint
-from runtime import UnavailableError, Variable, get_default_graph
+from runtime import UnavailableError, Variable, concurrency, get_default_graph
 from runtime.lowlevel import dtype_name
 
 POLL_SECS = 1.0
@@ -135,16 +133,16 @@ def checkpoints_iterator(
             if timeout_fn is None or timeout_fn():
                 return
             continue
-        left = given_at + min_interval_secs - time.monotonic()
+        left = given_at + min_interval_secs - concurrency.monotonic()
         if left > 0:
             # The event is never set: a directory sends no signal of a new checkpoint.
-            threading.Event().wait(left)
-        last, given_at = found, time.monotonic()
+            concurrency.Event().wait(left)
+        last, given_at = found, concurrency.monotonic()
         yield found
 
 
 def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> str | None:
-    started = time.monotonic()
+    started = concurrency.monotonic()
     logged_at = started
     while True:
         reason = ""
@@ -154,10 +152,10 @@ def _wait_for_newer(directory: str, last: str | None, timeout: float | None) -> 
                 return newest.path
         except UnavailableError as error:
             reason = f": {error.message}"
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if timeout is not None and now - started >= timeout:
             return None
         if now - logged_at >= layout.LOG_EVERY_SECS:
             logged_at = now
             logging.warning("still waiting for a new checkpoint in %s%s", directory, reason)
-        threading.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))
+        concurrency.Event().wait(POLL_SECS if timeout is None else min(POLL_SECS, timeout))

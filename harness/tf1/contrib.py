@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from harness.tf1.rnn_cells import OPS as _CELLS
 from harness.tf1.scopes import get_variable
 from harness.tf1.variables import Variable, model_variables
 from harness.training.global_step import create_global_step, get_global_step, get_or_create_global_step
+from runtime import concurrency
 
 _LAYERS = Names()
 """TensorFlow's name in ``tf.contrib.layers``, and in slim -> what it is here."""
@@ -86,7 +86,7 @@ def _variance_scaling(
 # -- arguments for many calls ----------------------------------------------------------------------------------------
 
 
-class _Scoped(threading.local):
+class _Scoped(concurrency.local):
     given: Mapping[str, dict[str, Any]] = {}
     """By function, the arguments of the open scopes of this thread."""
 

@@ -6,7 +6,6 @@ TensorFlow reports them.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from harness.tf1.lift import is_tensor
 from harness.tf1.python_ops import strings
 from harness.tf1.shapes import TensorShape
 from harness.tf1.sparse import SparseTensor
+from runtime import concurrency
 from runtime.lowlevel import Array, DType
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ def general(one: TensorShape, other: TensorShape) -> TensorShape:
 
 def ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
     """The same elements, made by a thread that is up to ``size`` of them ahead."""
-    changed = threading.Condition()
+    changed = concurrency.Condition()
     ready: deque[Element] = deque()
     ended: list[BaseException | None] = []
-    stopped = threading.Event()
+    stopped = concurrency.Event()
 
     def fill() -> None:
         error: BaseException | None = None
@@ -251,7 +251,7 @@ def ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
                 ended.append(error)
                 changed.notify_all()
 
-    threading.Thread(target=fill, name="prefetch", daemon=True).start()
+    concurrency.Thread(target=fill, name="prefetch", daemon=True).start()
     try:
         while True:
             with changed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Iterator as Elements
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import runtime as rt
 from harness.tf1.elements import Component, Element, Nest, Opening, Place, Source, Structured, as_arrays, declared
 from harness.tf1.python_ops import strings
 from harness.tf1.value_ops import convert_to_tensor
+from runtime import concurrency
 from runtime.lowlevel import Array, python_call
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Stream:
     """How far a session has come in a dataset."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = concurrency.Lock()
         self.place = Place()
         self.elements: Elements[Element] | None = None
 
@@ -56,7 +56,7 @@ class Iterator(Structured):
         self._initializer: rt.Operation | None = None
         self._streams: weakref.WeakKeyDictionary[object, _Stream] = weakref.WeakKeyDictionary()
         self._shared: dict[str, _Stream] = {}
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._handle = f"iterator-{next(_numbers)}".encode()
         _by_handle[self._handle] = self
 

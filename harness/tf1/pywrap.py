@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 from google.protobuf.message import Message
@@ -12,6 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 from harness.tf1 import train
 from harness.tf1.missing import namespace
 from harness.tf1.records import TFRecordWriter
+from runtime import concurrency
 
 
 class EventsWriter:
@@ -23,7 +23,7 @@ class EventsWriter:
 
     def __init__(self, file_prefix: str | bytes) -> None:
         prefix = file_prefix.decode() if isinstance(file_prefix, bytes) else file_prefix
-        now = time.time()
+        now = concurrency.wall_time()
         self._path = f"{prefix}.out.tfevents.{int(now):010d}.{socket.gethostname()}"
         self._file = TFRecordWriter(self._path)
         self.WriteEvent(Event(wall_time=now, file_version="brain.Event:2"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,6 +12,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, underlying
 from harness.training.monitored_session import MonitoredSession
+from runtime import concurrency
 
 
 class ClosableQueue(Protocol):
@@ -75,7 +75,7 @@ class QueueRunner:
         self._cancel_op = queue.close(cancel_pending_enqueues=True) if cancel_op is None else cancel_op
         self._closed_types = types
         self._rounds = rounds
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._running: dict[rt.Session, int] = {}
         # Sessions in which all rounds were added: a second call must not add them again.
         self._through: weakref.WeakSet[rt.Session] = weakref.WeakSet()
@@ -103,7 +103,7 @@ class QueueRunner:
 
     def create_threads(
         self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
-    ) -> list[threading.Thread]:
+    ) -> list[concurrency.Thread]:
         """Makes a thread for each enqueue operation, and a thread that cancels at a stop.
 
         Args:
@@ -121,12 +121,12 @@ class QueueRunner:
             self._running[sess] = len(self._enqueue_ops)
             self._raised = []
         threads = [
-            threading.Thread(target=self._run, args=(sess, op, coord), name=f"queue-{self.name}-{i}")
+            concurrency.Thread(target=self._run, args=(sess, op, coord), name=f"queue-{self.name}-{i}")
             for i, op in enumerate(self._enqueue_ops)
         ]
         if coord is not None:
             threads.append(
-                threading.Thread(target=self._cancel_on_stop, args=(sess, coord), name=f"queue-{self.name}-cancel")
+                concurrency.Thread(target=self._cancel_on_stop, args=(sess, coord), name=f"queue-{self.name}-cancel")
             )
         for thread in threads:
             thread.daemon = daemon
@@ -194,7 +194,7 @@ def start_queue_runners(
     daemon: bool = True,
     start: bool = True,
     collection: str = rt.GraphKeys.QUEUE_RUNNERS,
-) -> list[threading.Thread]:
+) -> list[concurrency.Thread]:
     """Starts all queue runners of a collection.
 
     Args:

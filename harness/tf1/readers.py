@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -16,6 +15,7 @@ from harness.tf1.lift import Names, constant
 from harness.tf1.python_ops import host_op, host_ops, strings
 from harness.tf1.queues import FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from harness.tf1.records import compression, open_file, records
+from runtime import concurrency
 from runtime.lowlevel import Array, python_call
 
 OPS = Names()
@@ -33,7 +33,7 @@ class _State:
     """How far a session's reader has come."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = concurrency.Lock()
         self.records: Records | None = None
         self.produced = self.completed = 0
 
@@ -59,7 +59,7 @@ class ReaderBase:
         self._open = open_file
         self._name = rt.get_default_graph().unique_name(name or kind).rsplit("/", 1)[-1]
         self._states: weakref.WeakKeyDictionary[object, _State] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     @property
     def supports_serialize(self) -> bool:

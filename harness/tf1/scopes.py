@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from harness.tf1.lift import Names, is_tensor
 from harness.tf1.shapes import ShapeLike, TensorShape
 from harness.tf1.static import static_number
 from harness.tf1.variables import Variable
+from runtime import concurrency
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -88,7 +88,7 @@ _made: weakref.WeakKeyDictionary[rt.Graph, dict[str, Any]] = weakref.WeakKeyDict
 """The variables of each graph that ``get_variable`` made, by name."""
 
 
-class _OfThread(threading.local):
+class _OfThread(concurrency.local):
     """What each thread has opened.
 
     Attributes:

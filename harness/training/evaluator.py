@@ -11,8 +11,6 @@ import errno
 import os
 import shutil
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +22,7 @@ from harness.checkpoints.layout import RUN_FILE
 from harness.training import evaluations, log_directory, readiness
 from harness.training.evaluations import Evaluation, Goal, Standing
 from harness.training.run_end import end_mark
+from runtime import concurrency
 from runtime.lowlevel import RunRecords, storage
 
 POLL_SECS = 1.0
@@ -153,7 +152,7 @@ class Evaluator:
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
-            threading.Event().wait(POLL_SECS)
+            concurrency.Event().wait(POLL_SECS)
         try:
             return self._follow()
         finally:
@@ -184,7 +183,7 @@ class Evaluator:
                     text = "waiting for a new checkpoint in %s%s"
                     logging.log_every_n_seconds(logging.INFO, text, LOG_EVERY_SECS, self._logdir, self._run.trouble())
                     # File systems that several hosts share send no events of new directories.
-                    threading.Event().wait(POLL_SECS)
+                    concurrency.Event().wait(POLL_SECS)
         end = self.standing
         if end.best is not None:
             value = end.best.metrics[self._goal.best_by]
@@ -303,7 +302,7 @@ class _Run:
         self._records = RunRecords(master) if master else None
         if self._records is not None:
             self._records.answer_secs = ANSWER_SECS
-        self._answered_at = time.monotonic()
+        self._answered_at = concurrency.monotonic()
         self._before = end_mark(logdir)
         """The mark of the end at the start of the evaluator: of an earlier run in this directory, or of this one."""
         self._trouble = ""
@@ -324,9 +323,9 @@ class _Run:
                     raise
                 self._trouble = str(error)
             else:
-                self._answered_at, self._trouble = time.monotonic(), ""
+                self._answered_at, self._trouble = concurrency.monotonic(), ""
                 return any(record.phase == "finished" for record in records)
-        return mark is not None and time.monotonic() - self._answered_at >= self._silence_secs
+        return mark is not None and concurrency.monotonic() - self._answered_at >= self._silence_secs
 
     def stop(self, reason: str) -> None:
         """Orders training to end, again with each call: a task that was started anew has forgotten the order."""

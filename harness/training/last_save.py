@@ -7,7 +7,6 @@ the disk is full. The ps tasks hold the model until the save has ended.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from absl import logging
 import runtime as rt
 from harness.training.managed_session import ManagedSession, Recoveries
 from harness.training.session_manager import LOST_CONTACT
+from runtime import concurrency
 
 ROOM_SECS = 600.0
 """Seconds that the last save of a run waits for room on its disk."""
@@ -75,7 +75,7 @@ def save_the_end(
             if full and not over:
                 raise
             if room_until is None:
-                room_until = time.monotonic() + ROOM_SECS
+                room_until = concurrency.monotonic() + ROOM_SECS
                 logging.error(
                     "the last checkpoint waits for %s, %g minutes at most: nothing is lost until then; Ctrl-C gives it "
                     "up (%s)",
@@ -149,7 +149,7 @@ def _until_next_try(until: float, pause_secs: float, signalled: Callable[[], boo
 
     The wait looks again and again: no event reports room on a disk, and a last save only notes signals.
     """
-    next_try = min(until, time.monotonic() + pause_secs)
-    while not signalled() and time.monotonic() < next_try:
-        time.sleep(_SIGNAL_SECS)
-    return not signalled() and time.monotonic() < until
+    next_try = min(until, concurrency.monotonic() + pause_secs)
+    while not signalled() and concurrency.monotonic() < next_try:
+        concurrency.sleep(_SIGNAL_SECS)
+    return not signalled() and concurrency.monotonic() < until

@@ -18,8 +18,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -52,6 +50,7 @@ from harness.training.run_policy import (
 from harness.training.session_manager import LOST_CONTACT
 from harness.training.session_source import ANSWER_SECS, RunSessions, SessionSource
 from harness.training.stop_orders import StopOrders
+from runtime import concurrency
 from runtime.lowlevel import RunRecords, RunRecordView
 
 PROBE_SECS = 1.0
@@ -107,7 +106,7 @@ class Lifecycle:
         self._reached: int | None = None
         self._silenced = ""
         self._orders: StopOrders | None = None
-        self._closed = threading.Event()
+        self._closed = concurrency.Event()
         atexit.register(_report_at_exit, weakref.ref(self))
 
     @property
@@ -120,7 +119,7 @@ class Lifecycle:
         before, self.phase = self.phase, next_phase(self.phase, event)
         if before is self.phase:
             return
-        self.story.append((time.monotonic(), event, self.phase))
+        self.story.append((concurrency.monotonic(), event, self.phase))
         logging.debug("%s: %s", self.phase.name.lower(), event.value)
 
     def open(
@@ -167,22 +166,22 @@ class Lifecycle:
     def _start_threads(self, session: ManagedSession, sessions: RunSessions) -> None:
         # The threads of a session before this one end by their own event.
         self._closed.set()
-        self._closed = threading.Event()
+        self._closed = concurrency.Event()
         if sessions.probes and not self.late:
-            threading.Thread(target=self._probe, args=(session, sessions), name="probe-tasks", daemon=True).start()
-        threading.Thread(target=self._watch, args=(session, self._closed), name="watch-stop", daemon=True).start()
+            concurrency.Thread(target=self._probe, args=(session, sessions), name="probe-tasks", daemon=True).start()
+        concurrency.Thread(target=self._watch, args=(session, self._closed), name="watch-stop", daemon=True).start()
         if self._records is not None and not self.late:
             self._orders = StopOrders(self._records, self.coord, lambda: self.save)
             self._orders.start()
 
-    def _watch(self, session: ManagedSession, closed: threading.Event) -> None:
+    def _watch(self, session: ManagedSession, closed: concurrency.Event) -> None:
         """Cancels, after a stop, a step that runs too long; closes the session when a task is silent too long.
 
         Without this a step would wait for ever for a gradient of a worker that has stopped, and a last save for a ps
         whose machine is gone.
         """
         self.coord.wait_for_stop()
-        stopped_at = time.monotonic()
+        stopped_at = concurrency.monotonic()
         if self._records is not None:
             self._records.close()
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
@@ -191,7 +190,7 @@ class Lifecycle:
             # The stop may have been cleared: a thread of its own watches the next session.
             if self.phase is RunPhase.OVER or not self.coord.should_stop():
                 return
-            took = min(session.step_secs(), time.monotonic() - stopped_at)
+            took = min(session.step_secs(), concurrency.monotonic() - stopped_at)
             if took > 0 and took >= limit and self.phase is RunPhase.TRAINING:
                 logging.warning("a step still runs %.3g s after the stop: it is cancelled", took)
                 session.raw.cancel_steps()
@@ -261,7 +260,7 @@ class Lifecycle:
         # From here on a question to a dead task ends early: training needs no answer any more.
         records.answer_secs = self._answer_secs
         limits = WaitLimits(self.silence_secs, self._worker_silence_secs)
-        now = time.monotonic()
+        now = concurrency.monotonic()
         state, rested = WaitState(now, now), -1
         self._note(RunEvent.WAITS)
         try:
@@ -276,7 +275,7 @@ class Lifecycle:
                     silences = records.wait_done(state.wait_secs)
                 except LOST_CONTACT as error:
                     logging.info("while waiting for the others: %s", error)
-                    state = after_loss(state, time.monotonic(), limits)
+                    state = after_loss(state, concurrency.monotonic(), limits)
                     if state.over:
                         logging.warning("not waiting any longer for the others: the tasks cannot be asked for them")
                     else:
@@ -284,7 +283,7 @@ class Lifecycle:
                         self.grace_period.wait(_RETRY_SECS)
                         self._step(session)
                     continue
-                state, news = after_answer(state, silences, time.monotonic(), limits)
+                state, news = after_answer(state, silences, concurrency.monotonic(), limits)
                 self._tell_of_wait(news, None if state.over else self._step(session))
         finally:
             self.grace_period.deadline = None
@@ -573,13 +572,13 @@ class Silence:
         if known is not None or self._records is None:
             return known or 0.0
         if self._answered_at is None:
-            self._answered_at = time.monotonic()
+            self._answered_at = concurrency.monotonic()
         try:
             self._records.inspect()
-            self._answered_at = time.monotonic()
+            self._answered_at = concurrency.monotonic()
         except LOST_CONTACT as error:
             logging.info("looking whether all tasks live: %s", error)
-        return time.monotonic() - self._answered_at
+        return concurrency.monotonic() - self._answered_at
 
 
 def _key(variable: Any) -> tuple[str, str] | None:

@@ -7,8 +7,6 @@ step's own Python by ``Session.lost``, which knows where an error comes from. Th
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -19,6 +17,7 @@ import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
 from harness.training.session_manager import LOST_CONTACT
 from harness.training.session_source import RunSessions
+from runtime import concurrency
 
 TRIES = 3
 """New sessions in a row for one step that find nothing different, or too little memory, before the error is raised."""
@@ -68,7 +67,7 @@ class ManagedSession(rt.Session):
         self._on_recovery = on_recovery
         give_up_secs = sessions.give_up_secs
         self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
-        self._recovery = threading.RLock()
+        self._recovery = concurrency.RLock()
         self._failed: BaseException | None = None
         self._gives_step: dict[rt.Operation | None, bool] = {}
         self._seen: int | None = None
@@ -127,7 +126,7 @@ class ManagedSession(rt.Session):
                 the session.
         """
         recoveries = Recoveries(self)
-        self._steps[threading.get_ident()] = time.monotonic()
+        self._steps[concurrency.thread_id()] = concurrency.monotonic()
         try:
             while True:
                 # The failure of a service reaches the training loop here, not only the log.
@@ -145,7 +144,7 @@ class ManagedSession(rt.Session):
                     self._coord.raise_requested_exception()
                     raise
         finally:
-            self._steps.pop(threading.get_ident(), None)
+            self._steps.pop(concurrency.thread_id(), None)
 
     def end_steps(self) -> None:
         """Notes that the steps under way have been cancelled."""
@@ -154,7 +153,7 @@ class ManagedSession(rt.Session):
     def step_secs(self) -> float:
         """Returns the age of the oldest step under way, in seconds; 0 when there is none."""
         began = min(list(self._steps.values()), default=None)
-        return 0.0 if began is None else time.monotonic() - began
+        return 0.0 if began is None else concurrency.monotonic() - began
 
     def replaced(self, raw: rt.Session) -> bool:
         """Returns True if another thread has replaced and closed a session. Waits for a recovery under way.
@@ -219,7 +218,7 @@ class ManagedSession(rt.Session):
             self._grace_period.start_again()
             if self._closed or self._grace_period.exhausted():
                 raise error
-            started = time.monotonic()
+            started = concurrency.monotonic()
             logging.warning("recovering: %s%s", error, self._limit)
             if isinstance(error, rt.OpError):
                 self.last_loss = error
@@ -241,7 +240,7 @@ class ManagedSession(rt.Session):
                         raise
                     # The next run meets the loss again, and recovers.
                     logging.warning("lost contact again: %s", again)
-            self._log_recovery(broken, fresh, time.monotonic() - started)
+            self._log_recovery(broken, fresh, concurrency.monotonic() - started)
             self.raw = fresh
             broken.close()
 

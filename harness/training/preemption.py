@@ -25,8 +25,6 @@ import os
 import queue
 import signal
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
@@ -34,6 +32,7 @@ from types import CodeType, FrameType, FunctionType
 from absl import logging
 
 from harness import exit_codes
+from runtime import concurrency
 
 _AGAIN_SECS = 0.01
 """Pause before a signal that has to wait is sent again."""
@@ -92,7 +91,7 @@ def preemptible(grace_secs: float = 30.0) -> Iterator[None]:
         >>> with harness.preemptible(grace_secs=30):
         ...     pass  # train here
     """
-    if threading.current_thread() is not threading.main_thread():
+    if concurrency.current_thread() is not concurrency.main_thread():
         yield
         return
     with exit_codes.interruptible():
@@ -124,7 +123,7 @@ def interrupt_between_locks() -> None:
     A handler of the program's own stays, and so does a Ctrl-C that is ignored.
     """
     if (
-        threading.current_thread() is threading.main_thread()
+        concurrency.current_thread() is concurrency.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):
         signal.signal(signal.SIGINT, _Interrupt())
@@ -181,8 +180,8 @@ def _collects(frame: FrameType | None) -> bool:
 
 def _send_again(number: int) -> None:
     # No event tells that the main thread has left the lock.
-    time.sleep(_AGAIN_SECS)
-    main = threading.main_thread().ident
+    concurrency.sleep(_AGAIN_SECS)
+    main = concurrency.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, number)
 
@@ -213,13 +212,13 @@ class _Leave:
         around = _imports(sys._getframe())
         self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._attend, name="preemption", daemon=True)
+        self._thread = concurrency.Thread(target=self._attend, name="preemption", daemon=True)
         self._thread.start()
 
     def notice(self) -> None:
         """Begins the grace period, at the first signal."""
         if self._until == math.inf:
-            self._until = time.monotonic() + self._grace_secs
+            self._until = concurrency.monotonic() + self._grace_secs
             self._events.put(_Event.NOTICED)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -264,11 +263,13 @@ class _Leave:
         while True:
             until = min(self._until, look_at)
             try:
-                event = self._events.get(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
+                event = self._events.get(
+                    timeout=None if until == math.inf else max(0.0, until - concurrency.monotonic())
+                )
             except queue.Empty:
                 if until == self._until:
                     _cut_off(self._grace_secs)
-                look_at = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
+                look_at = concurrency.monotonic() + self._grace_secs * SWALLOWED_SHARE
                 if self._is_swallowed():
                     logging.warning("SIGTERM once more: its SystemExit was caught or discarded, and the block goes on")
                     self._raised = False
@@ -277,7 +278,7 @@ class _Leave:
             if event == _Event.ENDED:
                 return
             if event == _Event.NOTICED:
-                look_at = time.monotonic() + self._grace_secs * SWALLOWED_SHARE
+                look_at = concurrency.monotonic() + self._grace_secs * SWALLOWED_SHARE
                 logging.warning("SIGTERM: ending within %g s", self._grace_secs)
             else:
                 # The code that the signal came into gets a moment to leave its lock or import.
@@ -300,7 +301,7 @@ def shielded() -> Iterator[list[int]]:
     Outside the main thread nothing is done: no signal comes there.
     """
     held: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
+    if concurrency.current_thread() is not concurrency.main_thread():
         yield held
         return
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -21,6 +19,7 @@ from harness.training.global_step import GlobalStep
 from harness.training.managed_session import ManagedSession
 from harness.training.readiness import CheckpointSaver, Element
 from harness.training.session_manager import LOST_CONTACT
+from runtime import concurrency
 
 if TYPE_CHECKING:
     from harness.checkpoints.save_job import SaveHandle
@@ -81,13 +80,13 @@ class CreatesThreads(Protocol):
 
     def create_threads(
         self, sess: rt.Session, coord: Coordinator, *, daemon: bool, start: bool
-    ) -> list[threading.Thread]:
+    ) -> list[concurrency.Thread]:
         """Makes the threads that fill a queue, and starts them with ``start``."""
 
 
 def start_queue_runners(
     runners: Iterable[CreatesThreads], session: rt.Session, coord: Coordinator
-) -> list[threading.Thread]:
+) -> list[concurrency.Thread]:
     """Starts the threads that fill queues, and returns them.
 
     Args:
@@ -122,7 +121,7 @@ class Checkpoints:
         self._global_step = global_step
         self._writer = writer
         self._leads = leads
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._step: int | None = None
         self._saved_step: int | None = None
         self._saved_path: str | None = None
@@ -380,10 +379,10 @@ class CheckpointThread(LooperThread):
         if self._late:
             self._late = False
             return
-        began = time.monotonic()
+        began = concurrency.monotonic()
         if not self.save():
             return
-        missed = int((time.monotonic() - began) // self._secs)
+        missed = int((concurrency.monotonic() - began) // self._secs)
         if missed:
             self._late = True
             self._checkpoints.skip(missed)
@@ -492,4 +491,4 @@ class StepCounter:
 
     def count_in(self, global_step: GlobalStep) -> Callable[[rt.Session], object]:
         """Returns a function that counts in a session, by a global step."""
-        return lambda session: self.count(int(session.run(global_step)), time.monotonic())
+        return lambda session: self.count(int(session.run(global_step)), concurrency.monotonic())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +22,7 @@ from harness.launch.tasks import attempt
 from harness.training import log_directory, policy, readiness
 from harness.training.global_step import get_global_step
 from harness.training.policy import Action, Role
+from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
 ATTEMPT_SECS = 10.0
@@ -219,7 +219,7 @@ class SessionManager:
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
         options = policy.StartOptions(
-            time.monotonic() + readiness.limit_secs(config, max_wait_secs),
+            concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs),
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
@@ -255,7 +255,7 @@ class SessionManager:
             TrainingOver: The chief has finished training.
             DeadlineExceededError: The model was not ready in time. The message names what was missing.
         """
-        options = policy.StartOptions(time.monotonic() + readiness.limit_secs(config, max_wait_secs))
+        options = policy.StartOptions(concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs))
         records = self.records(master, config, Role.OTHER)
         return self._until_ready(_Request(Role.OTHER, master, config, options, records))
 
@@ -280,7 +280,7 @@ class SessionManager:
 
     def _until_ready(self, request: _Request) -> rt.Session:
         """Opens sessions, asks, decides and acts until a session is ready: the loop of every start and recovery."""
-        started = time.monotonic()
+        started = concurrency.monotonic()
         backoff = FIRST_BACKOFF_SECS
         session: _HoldingSession | None = None
         report: policy.ClusterReport | None = None
@@ -325,7 +325,7 @@ class SessionManager:
             raise
 
     def _open(self, request: _Request) -> _HoldingSession:
-        left = max(0.1, request.options.give_up_at - time.monotonic())
+        left = max(0.1, request.options.give_up_at - concurrency.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
         config = readiness.filtered(request.config, self._graph, secs)
         with _silence_is_loss():
@@ -342,7 +342,7 @@ class SessionManager:
 
     def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
         """Logs the reason of a wait; raises instead when the time is up, or training is to stop."""
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if now >= request.options.give_up_at:
             text = f"Session was not ready after waiting {now - started:.0f} secs: {error}"
             raise rt.DeadlineExceededError(text) from error
@@ -366,7 +366,7 @@ class SessionManager:
 
         A chief that has just died seems to live for a second or two, so one look is not enough.
         """
-        now, reason = time.monotonic(), policy.rival(report, request.logdir)
+        now, reason = concurrency.monotonic(), policy.rival(report, request.logdir)
         if not reason:
             self._rival_since = math.inf
             return False
@@ -404,7 +404,7 @@ class SessionManager:
     def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
         """Waits a while for the variables that were missing in the last report of the cluster."""
         longest = OWN_SECS if self._own(session) else ATTEMPT_SECS
-        wait_secs = max(0.0, min(request.options.give_up_at - time.monotonic(), longest))
+        wait_secs = max(0.0, min(request.options.give_up_at - concurrency.monotonic(), longest))
         if last.missing:
             limit = wait_secs + ATTEMPT_SECS
             with _silence_is_loss():
@@ -431,7 +431,7 @@ class SessionManager:
         )
 
     def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
-        decision = policy.decide(time.monotonic(), role, report, options)
+        decision = policy.decide(concurrency.monotonic(), role, report, options)
         self._log(
             f"{role.value}: {decision.action.value}: {decision.reason}",
             # To initialise in a recovery loses all that was trained.
@@ -456,7 +456,7 @@ class SessionManager:
     def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
         """Waits before the cluster is asked again, where asking does not wait by itself."""
         if request.role is Role.CHIEF or report.not_ready:
-            left = max(0.0, request.options.give_up_at - time.monotonic())
+            left = max(0.0, request.options.give_up_at - concurrency.monotonic())
             self._grace_period.wait(min(self._recovery_wait_secs, left))
 
     def _act(
@@ -485,7 +485,7 @@ class SessionManager:
             request.records.open(request.logdir)
 
     def _log(self, text: str, aloud: bool = False, again: bool = False) -> None:
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if aloud:
             logging.warning("%s", text)
         elif text != self._logged:

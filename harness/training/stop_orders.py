@@ -5,8 +5,6 @@ Both come by the run records on the ps. ``Lifecycle`` starts the thread with its
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 from absl import logging
@@ -14,6 +12,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training.session_manager import LOST_CONTACT
+from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
 _PAUSE_SECS = 1.0
@@ -28,7 +27,7 @@ LAST_SAVE_SECS = 10.0
 """Seconds between the chief's second save and the end of a ps that was asked to stop."""
 
 
-class StopOrders(threading.Thread):
+class StopOrders(concurrency.Thread):
     """A daemon thread that obeys the orders of other tasks.
 
     Args:
@@ -63,7 +62,7 @@ class StopOrders(threading.Thread):
                 logging.info("training is to end: %s", reason)
                 self._coord.request_stop()
             elif goes_in_secs is not None:
-                self._save_before(time.monotonic() + goes_in_secs)
+                self._save_before(concurrency.monotonic() + goes_in_secs)
 
     def end(self) -> None:
         """Ends the wait for orders as the process ends.
@@ -81,13 +80,13 @@ class StopOrders(threading.Thread):
         """
         save = self._save()
         if save is not None and not self._coord.wait_for_stop(GOES_TOO_SECS):
-            left = goes_at - time.monotonic()
+            left = goes_at - concurrency.monotonic()
             logging.warning("a ps has been told to go, and serves on for %.0f s at most: saving what it holds", left)
             # An error of this save stops training, as an error of a save that the timer begins.
             with self._coord.stop_on_exception():
                 save()
-                before = goes_at - LAST_SAVE_SECS - time.monotonic()
+                before = goes_at - LAST_SAVE_SECS - concurrency.monotonic()
                 if left > LAST_SAVE_SECS and not self._coord.wait_for_stop(max(0.0, before)):
                     save()
         # The ps reports its departure until it is gone, and is saved for once.
-        self._coord.wait_for_stop(max(_PAUSE_SECS, goes_at - time.monotonic()))
+        self._coord.wait_for_stop(max(_PAUSE_SECS, goes_at - concurrency.monotonic()))

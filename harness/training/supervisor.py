@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import Thread
 from typing import Any, Final, Literal
 
 from absl import logging
@@ -26,6 +24,8 @@ from harness.training.policy import Role
 from harness.training.readiness import CheckpointSaver, Element, Feeds
 from harness.training.run_policy import RunPhase
 from harness.training.session_manager import GIVE_UP_SECS, SessionManager
+from runtime import concurrency
+from runtime.concurrency import Thread
 
 _LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
@@ -446,7 +446,7 @@ class Supervisor:
         After a failure no service is waited for here; ``Coordinator.join`` gives all threads the grace period.
         """
         for thread in self._services:
-            while thread.is_alive() and thread is not threading.current_thread() and not failed(self.coord):
+            while thread.is_alive() and thread is not concurrency.current_thread() and not failed(self.coord):
                 saves = isinstance(thread, services.CheckpointThread)
                 thread.join(_LOG_SECS)
                 if thread.is_alive():

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.observe.audit import AuditLog
 from runtime.tensor_spec import Array
 
@@ -121,7 +121,7 @@ class BackupHolder:
     def __init__(self, audit: AuditLog | None = None, check: Callable[[str], None] = lambda task: None) -> None:
         self._audit = audit
         self._check = check
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._images: dict[str, BackupImage] = {}
         self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # process id, version, entries so far
         self._process_ids: dict[str, list[int]] = {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.backup.holder import BackupImage, Entry, Header, unpacked
 from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
 from runtime.proto import stage_pb2
@@ -103,7 +103,7 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
             stages[rest[0]] = entry
         elif kind == _ANSWER:
             reply = Reply(list(entry.arrays), entry.meta["remember"], entry.meta["dynamic"])
-            answered[rest[0], rest[1]] = Answered(entry.meta["seq"], reply, time.monotonic())
+            answered[rest[0], rest[1]] = Answered(entry.meta["seq"], reply, concurrency.monotonic())
         elif kind == _SESSIONS:
             sessions = entry.meta
         elif kind == _STEPS:

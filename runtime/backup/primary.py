@@ -10,14 +10,13 @@ answer or not at all, and an update that is sent again after a restart is applie
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, chunks, packed
 from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.tensor_spec import Array
@@ -130,7 +129,7 @@ class ImageSender:
                     "unusable_because": capture.unusable_because,
                 }
             answer, _ = self._send(header, arrays)
-            self.moved_at = time.monotonic()
+            self.moved_at = concurrency.monotonic()
             if refused := answer.get("refused", ""):
                 return str(refused)
         self._introduced = True
@@ -170,10 +169,10 @@ class Primary:
         self._capture = capture
         self._fenced = fenced
         self._sender = ImageSender(task, process_id, about, send, chunk_bytes)
-        self._lock = threading.Lock()
-        self._resumed = threading.Condition(self._lock)
-        self._work = threading.Condition(self._lock)
-        self._arrived = threading.Condition(self._lock)
+        self._lock = concurrency.Lock()
+        self._resumed = concurrency.Condition(self._lock)
+        self._work = concurrency.Condition(self._lock)
+        self._arrived = concurrency.Condition(self._lock)
         self._paused = False
         self._running = 0
         self._version = 0
@@ -193,7 +192,7 @@ class Primary:
         self._most_lag = 0
         self._waited_secs = 0.0
         self._sent = [0, 0, 0.0]  # images, bytes, seconds
-        self._thread = threading.Thread(target=self._run, name=f"backup of {task}", daemon=True)
+        self._thread = concurrency.Thread(target=self._run, name=f"backup of {task}", daemon=True)
 
     def start(self) -> None:
         """Starts sending."""
@@ -240,7 +239,7 @@ class Primary:
         try:
             reply = run()
             lane, seq = current_call()
-            answered = Answered(seq, reply, time.monotonic())
+            answered = Answered(seq, reply, concurrency.monotonic())
         finally:
             with self._lock:
                 self._running -= 1
@@ -269,12 +268,12 @@ class Primary:
             UnavailableError: The version was not in the backup in time, or before the task stopped.
         """
         if not self._has(version):
-            began = time.monotonic()
+            began = concurrency.monotonic()
             while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
-                if patience_secs is not None and time.monotonic() - self._sender.moved_at >= patience_secs:
+                if patience_secs is not None and concurrency.monotonic() - self._sender.moved_at >= patience_secs:
                     what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
                     raise UnavailableError(what, task=self.task)
-            self._waited_secs += time.monotonic() - began
+            self._waited_secs += concurrency.monotonic() - began
         if self._replaced:
             raise AbortedError("another process has taken the place of this one", task=self.task)
         if self._closed and not self._lost and self._replicated < version:
@@ -372,11 +371,11 @@ class Primary:
                 pending = self._version - self._replicated
                 if pending and (self._urgent or pending >= self._soon() or self._lost):
                     return True
-                left = self._next_at - time.monotonic()
+                left = self._next_at - concurrency.monotonic()
                 if pending and left <= 0:
                     return True
                 if not pending:
-                    left = self._checked_at + _CHECK_SECS - time.monotonic()
+                    left = self._checked_at + _CHECK_SECS - concurrency.monotonic()
                     if left <= 0:
                         return True
                 self._work.wait(left)
@@ -406,7 +405,7 @@ class Primary:
         if known is not None and capture.unusable_because and capture.unusable_because == self._unusable_because:
             self._note_arrived(version, capture.unusable_because)
             return True
-        began = time.monotonic()
+        began = concurrency.monotonic()
         answer = self._sender.push(version, capture, changed, None if known is None else self._replicated)
         if answer == REFUSED_PROCESS:
             logging.error("%s: another process has taken its place: this one leaves", self.task)
@@ -417,8 +416,8 @@ class Primary:
         if answer:
             return False
         self._tokens = tokens
-        took = time.monotonic() - began
-        self._next_at = time.monotonic() + min(_MOST_SECS, max(_LEAST_SECS, _SHARE * took))
+        took = concurrency.monotonic() - began
+        self._next_at = concurrency.monotonic() + min(_MOST_SECS, max(_LEAST_SECS, _SHARE * took))
         self._sent[0] += 1
         self._sent[1] += sum(entry.nbytes for entry in changed.values())
         self._sent[2] += took
@@ -434,7 +433,7 @@ class Primary:
                     pass
                 else:
                     self._taken = self._version
-                    old = time.monotonic() - LANE_MEMORY_SECS
+                    old = concurrency.monotonic() - LANE_MEMORY_SECS
                     self._answered = {key: a for key, a in self._answered.items() if a.at > old}
                     return self._version, self._capture(self._answered)
             finally:
@@ -450,7 +449,7 @@ class Primary:
             again, self._lost = self._lost, ""
             before, self._unusable_because = self._unusable_because, unusable_because
             self._replicated = version
-            self._checked_at = time.monotonic()
+            self._checked_at = concurrency.monotonic()
             self._arrived.notify_all()
         if again:
             logging.info("%s has a backup at %s again", self.task, self.holder)

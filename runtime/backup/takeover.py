@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.backup import image
 from runtime.backup.primary import Answered, LaneKey, Send
 from runtime.cluster.spec import ClusterSpec, TaskId
@@ -63,7 +63,7 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
         process_id: random number of this process.
         send: sends a message to the holder and returns the answer.
     """
-    began = time.monotonic()
+    began = concurrency.monotonic()
     try:
         found = image.read(lambda header: send(header, ()), worker.task, process_id)
     except (UnauthenticatedError, PermissionDeniedError):
@@ -77,7 +77,7 @@ def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed
         return None
     takeovers = int(found.about["takeovers"]) + 1
     answered = image.take_up(worker, found, takeovers)
-    took = time.monotonic() - began
+    took = concurrency.monotonic() - began
     lag = int(found.about["lag"])
     lost = f"at most {lag} updates after that are lost" if lag else "no update that was answered is lost"
     logging.warning(

@@ -7,10 +7,6 @@ A session makes one coordinator, and the Saver calls it. Every order goes under 
 from __future__ import annotations
 
 import contextlib
-import random
-import secrets
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.checkpoint import streaming
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.pacing import Pace, in_background
@@ -57,7 +54,7 @@ Two processes that take snapshots at once wait for random times, so that one goe
 
 Order = pb.CheckpointOrder
 
-_snapshotting = threading.Lock()
+_snapshotting = concurrency.Lock()
 """Lock held during a snapshot: a second snapshot of this process would end the pause of the first."""
 _T = TypeVar("_T")
 Leaderships = Mapping[str, Leadership]
@@ -107,7 +104,7 @@ class CheckpointCoordinator:
         held = by_task(slices)
         under = self._leaderships(list(held))
         # This event is never set: the wait only takes time.
-        aside = threading.Event()
+        aside = concurrency.Event()
         for tried in range(SNAPSHOT_TRIES):
             try:
                 with _snapshotting:
@@ -116,7 +113,7 @@ class CheckpointCoordinator:
                 if tried == SNAPSHOT_TRIES - 1:
                     raise
                 logging.info("begins the checkpoint again: %s", error)
-                aside.wait(random.uniform(0.0, ASIDE_SECS * 2**tried))
+                aside.wait(concurrency.uniform(0.0, ASIDE_SECS * 2**tried))
         raise AssertionError("the last try gives a snapshot or raises")
 
     def _snapshot(
@@ -127,9 +124,9 @@ class CheckpointCoordinator:
         under: Leaderships,
         when_paused: Callable[[], object],
     ) -> Snapshot:
-        job = secrets.randbits(63) | 1
+        job = concurrency.random_id(63) | 1
         tasks = list(held)
-        started = time.monotonic()
+        started = concurrency.monotonic()
         try:
             self._pause(job, tasks, under)
             when_paused()
@@ -139,7 +136,7 @@ class CheckpointCoordinator:
             # Tasks that are paused would hold updates back until the pause lapses.
             self._drop(job, tasks, under)
             raise
-        paused = time.monotonic() - started
+        paused = concurrency.monotonic() - started
         number = None
         sizes: dict[VariableSlice, int] = {}
         for task, reply in zip(tasks, replies, strict=True):
@@ -210,7 +207,7 @@ class CheckpointCoordinator:
         def write() -> WrittenStore:
             with streaming.Streams(self._stream) as streams:
                 # The tasks send on request, so they rest while this process rests.
-                pace = Pace(lambda: streams.updates, threading.Event().wait)
+                pace = Pace(lambda: streams.updates, concurrency.Event().wait)
                 blocks = streaming.blocks(snapshot, streams)
                 return write_store(directory, blocks, group_bytes=streaming.BLOCK_BYTES, pace=pace)
 
@@ -248,8 +245,8 @@ class CheckpointCoordinator:
         held = by_task(slices)
         tasks = list(held)
         under = self._leaderships(tasks)
-        job = secrets.randbits(63) | 1
-        served = threading.Semaphore(streaming.TASKS_AT_ONCE)
+        job = concurrency.random_id(63) | 1
+        served = concurrency.Semaphore(streaming.TASKS_AT_ONCE)
 
         def read(task: str) -> None:
             messages = _messages(held[task])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
+
+from runtime import concurrency
 
 NICENESS = 10
 """Nice value of background threads, with which a thread gets a tenth of a contested core."""
@@ -58,7 +59,7 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    concurrency.Thread(target=run, name=name, daemon=True).start()
     return future
 
 
@@ -90,7 +91,7 @@ def step_aside(others: str = "") -> None:
     if sys.platform != "linux":
         return
     if not others:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, concurrency.native_thread_id(), NICENESS)
         return
     for thread in os.listdir("/proc/self/task"):
         # A thread that ends meanwhile raises one of these errors.

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ import numpy as np
 from absl import logging
 from google.protobuf.message import Message
 
+from runtime import concurrency
 from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.byte_ranges import ByteRange, Incoming, bytes_of
 from runtime.checkpoint.pacing import Pace, in_background
@@ -102,9 +101,9 @@ class Job:
     arrays: list[Any] = field(default_factory=list)
     incoming: list[Incoming] = field(default_factory=list)
     first: int = 0
-    used_at: float = field(default_factory=time.monotonic)
+    used_at: float = field(default_factory=concurrency.monotonic)
     why: str = ""
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: concurrency.Event = field(default_factory=concurrency.Event)
     at_work: bool = False
     taken: Reply.Taken | None = None
     written: Reply.Written | None = None
@@ -138,7 +137,7 @@ class CheckpointParticipant:
         self._task = task
         self._gate = gate
         self._devices = devices
-        self._jobs_changed = threading.Condition()
+        self._jobs_changed = concurrency.Condition()
         # Leadership of the last order; jobs of earlier leaderships are ended.
         self._served = NOBODY
         self._jobs: dict[int, Job] = {}
@@ -147,7 +146,7 @@ class CheckpointParticipant:
         """Reason of the end by number of a job, for orders that come late."""
         # Job of the last restore, whose order comes again if the reply was lost.
         self._committed = 0
-        self._taking = threading.Lock()
+        self._taking = concurrency.Lock()
         self._values: OrderedDict[int, Values] = OrderedDict()
         self._resumed = False
         self.cores: int | None = None
@@ -213,12 +212,12 @@ class CheckpointParticipant:
             self._served = leadership
             # The order to drop a job may get lost while its session lives, so that no other end comes. A task that has
             # written its part long before the others hears of the job again at the end of the save only.
-            unused = time.monotonic() - UNUSED_SECS
+            unused = concurrency.monotonic() - UNUSED_SECS
             lost = [n for n, job in self._jobs.items() if job.used_at < unused and not job.at_work and n != named]
             self._end(lost, f"no order has named it in {UNUSED_SECS:.0f} s")
             earlier = [n for n, job in self._jobs.items() if job.sender.leadership != leadership]
             self._end(earlier, "another chief has taken the lead")
-            what, until = "waiting for an earlier chief's job", time.monotonic() + JOIN_SECS
+            what, until = "waiting for an earlier chief's job", concurrency.monotonic() + JOIN_SECS
             if not cancelled.wait_for(self._jobs_changed, lambda: self._jobs.keys().isdisjoint(earlier), what, until):
                 raise UnavailableError(f"an earlier chief's job still writes after {JOIN_SECS:.0f} s", task=self._task)
 
@@ -255,7 +254,7 @@ class CheckpointParticipant:
             )
         if job is None:
             raise NotFoundError(f"no such checkpoint job: {number:x}", task=self._task)
-        job.used_at = time.monotonic()
+        job.used_at = concurrency.monotonic()
         return job
 
     @contextmanager
@@ -270,7 +269,7 @@ class CheckpointParticipant:
         finally:
             with self._jobs_changed:
                 job.at_work = False
-                job.used_at = time.monotonic()
+                job.used_at = concurrency.monotonic()
                 self._forget_ended()
 
     def _check_alive(self, job: Job) -> None:
@@ -339,7 +338,7 @@ class CheckpointParticipant:
             # Another chief has taken the lead. Its first order may have opened the gate before this order paused it.
             self._gate.resume(order.job)
             raise
-        now = time.monotonic()
+        now = concurrency.monotonic()
         return Reply.Steps(
             steps=[
                 pb.StepWrites(

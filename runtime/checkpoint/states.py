@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from absl import logging
 
-_lock = threading.Lock()
+from runtime import concurrency
+
+_lock = concurrency.Lock()
 _states: dict[tuple[str, str], Callable[[], bytes]] = {}
 
 

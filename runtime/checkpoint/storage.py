@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.durability import (
     barred_in,
@@ -169,15 +169,15 @@ def write_store(
     with_nan: set[str] = set()
     # The commit of the group before, which reaches the disk while the next group begins.
     commit: Any = None
-    since = time.monotonic()
+    since = concurrency.monotonic()
     try:
         for group in _groups(arrays, group_bytes):
             if commit is not None and pace is not None and pace.others_work():
                 commit.result()
-                pace.rest(time.monotonic() - since)
+                pace.rest(concurrency.monotonic() - since)
             if cancelled():
                 break
-            since = time.monotonic()
+            since = concurrency.monotonic()
             step_aside(_TS_THREADS)
             transaction = ts.Transaction()
             # All are opened at once: each one that is new writes metadata.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, one_line
 from runtime.expressions.kinds import RANK, WORD, AttributeKind, is_narrow, is_unknown_to_xla
 from runtime.expressions.table import TABLE, Row, Value
@@ -129,7 +129,7 @@ def read_expressions(data: bytes) -> Expressions:
         return _read(data)
 
 
-_reading_large = threading.Lock()
+_reading_large = concurrency.Lock()
 
 
 def _read(data: bytes) -> Expressions:

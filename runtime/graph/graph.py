@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
+from runtime import concurrency
 from runtime.graph.op_kinds import Body, Nothing, Shape
 from runtime.graph.operators import Operators
 from runtime.graph.placement import (
@@ -193,12 +193,12 @@ class Graph:
     """A set of operations with unique names, collections and a seed. Building it is thread safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = concurrency.RLock()
         self._operations: list[Operation] = []
         self._by_name: dict[str, Operation] = {}
         self._names_in_use: dict[str, int] = {}
         self._collections: dict[str, list[Any]] = {}
-        self._local = threading.local()
+        self._local = concurrency.local()
         self._finalized = False
         self.seed: int | None = None
         """Graph-level random seed; with it every run of the program draws the same numbers."""
@@ -506,7 +506,7 @@ def _show_shape(shape: Shape | None) -> str:
 
 # -- the default graph, and the default session that `eval` uses ---------------------------------------------------
 
-_threads = threading.local()
+_threads = concurrency.local()
 _process_graph = Graph()
 
 

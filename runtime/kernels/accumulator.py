@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.errors import CancelledError, InvalidArgumentError
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
@@ -42,7 +42,7 @@ class AccumulatorResource(Resource):
         self._dtype = dtype
         self._shape = shape
         self._reduction = reduction
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._step = 0
         self._ledger = ledger or Ledger()
         # The gradient of each worker, and the session that it is counted for.

@@ -5,13 +5,13 @@ A quorum owns the collection and guards the collection by its lock.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.kernels.accumulator import MEAN, reduce_in_order
 from runtime.tensor_spec import Array, aligned
 
@@ -97,7 +97,7 @@ class StepGradients:
         contribution = Contribution(worker, arrays)
         if self.owes(worker):
             if not self.entries:
-                self.since = time.monotonic()
+                self.since = concurrency.monotonic()
             self.entries.append(contribution)
             return contribution
         self.counts.repeated += 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.errors import CancelledError, InvalidArgumentError, OutOfRangeError
 from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
@@ -78,11 +77,11 @@ class QueueResource(Resource):
         self._dtypes = tuple(dtypes)
         self._shapes = shapes
         self._elements: deque[Kept] = deque()
-        self._random = random.Random(seed) if kind == "shuffle" else None
+        self._random = concurrency.Random(seed) if kind == "shuffle" else None
         self._stay = min_after_dequeue
         self._pad = kind == "padding"
         self._ledger = ledger or Ledger()
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._closed = False
         self._cancel_enqueues = False
         self._cleared = False

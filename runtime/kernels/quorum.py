@@ -24,15 +24,13 @@ each task when it claims the tasks, and repeats the decision where it is missing
 
 from __future__ import annotations
 
-import threading
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -122,8 +120,8 @@ class QuorumResource(Resource):
         self._gradients = StepGradients(self._roster.each)
         # Pushes wait here until their fate is known. The lock is re-entrant, as a signal's handler in the main thread
         # may cancel a call of that thread while it holds the lock.
-        lock = threading.RLock()
-        self._lock, self._changed = lock, threading.Condition(lock)
+        lock = concurrency.RLock()
+        self._lock, self._changed = lock, concurrency.Condition(lock)
         self._step = UNKNOWN
         self._target: DeferredProgram | None = None
         self._last: Selection | None = None
@@ -220,7 +218,7 @@ class QuorumResource(Resource):
 
     def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         if not self._gradients.entries:
-            self._log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
+            self._log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
         repeated = self.counts.repeated
         contribution = self._gradients.add(worker, arrays)
         if self.counts.repeated > repeated:
@@ -237,7 +235,7 @@ class QuorumResource(Resource):
         while not cancelled.wait_for(
             self._changed, lambda: self._ended is not None or ready() or bool(self._too_few()), what, self._next_look()
         ):
-            self._look(time.monotonic())
+            self._look(concurrency.monotonic())
         if not ready():
             self._check_open()
 
@@ -305,7 +303,7 @@ class QuorumResource(Resource):
     def status(self) -> str:
         """Returns in words the workers that the present step waits for; empty when nothing waits."""
         with self._changed:
-            return self._waiting_for(time.monotonic()) if self._gradients.entries else ""
+            return self._waiting_for(concurrency.monotonic()) if self._gradients.entries else ""
 
     def clear(self) -> None:
         """Ends all waits: the container was cleared."""
@@ -398,7 +396,7 @@ class LedQuorum(QuorumResource):
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         super().__init__(name, rules, lives)
         # The chief waits here until there is enough. Its lock is that of the pushes, which wake nobody for nothing.
-        self._gathered = threading.Condition(self._lock)
+        self._gathered = concurrency.Condition(self._lock)
         self._expected = dict.fromkeys(rules.tasks, 1)
         self._session = 0
         self._wanted = rules.needed
@@ -510,7 +508,7 @@ class LedQuorum(QuorumResource):
             )
 
         with self._changed:
-            until = time.monotonic() + limit_secs
+            until = concurrency.monotonic() + limit_secs
             cancelled.wait_for(self._gathered, ready, f"waiting for gradients in {self._name}", until)
             if self._ended is CancelledError:
                 self._check_open()
@@ -518,7 +516,7 @@ class LedQuorum(QuorumResource):
             here = self._gradients
             for contribution in here.entries:
                 contribution.promised = True
-            waited = time.monotonic() - here.since if here.entries else 0.0
+            waited = concurrency.monotonic() - here.since if here.entries else 0.0
             workers = tuple(c.worker for c in here.entries)
             return Gathered(self._step, workers, self._roster.take_heard(), waited, self._roster.changes)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass
 
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
 from runtime.state.store import Resource
@@ -35,7 +33,7 @@ class StalenessBound(Resource):
     def __init__(self, name: str, bound: int) -> None:
         self._name = name
         self._bound = bound
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._workers: dict[int, _Worker] = {}
         self._cleared = False
         self._finished = False
@@ -59,14 +57,14 @@ class StalenessBound(Resource):
                 entry = self._workers[worker] = _Worker(min(others, default=0), client)
             entry.steps += 1
             self._changed.notify_all()
-            log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
+            log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
             while not cancelled.wait_for(
                 self._changed,
                 lambda: self._cleared or self._finished or self._ahead(entry) <= self._bound,
                 f"waiting for slower workers in {self._name}",
                 log_at,
             ):
-                log_at = time.monotonic() + timeouts.LOG_EVERY_SECS
+                log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
                 slowest = min(self._workers, key=lambda w: self._workers[w].steps)
                 logging.warning(
                     "%s: worker %d is %d steps ahead and waits for worker %d (max_staleness=%d)",

@@ -7,18 +7,19 @@ into a queue, which is made for that (``queue.SimpleQueue`` may be entered again
 from __future__ import annotations
 
 import queue
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
 from absl import logging
 
+from runtime import concurrency
+
 _T = TypeVar("_T")
 
 _actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
+_lock = concurrency.Lock()
+_thread: concurrency.Thread | None = None
 
 
 def when_dropped(thing: _T, action: Callable[[], None]) -> weakref.finalize[[Callable[[], None]], _T]:
@@ -48,7 +49,7 @@ def _start() -> None:
     with _lock:
         # The child of a fork has no threads.
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_work, name="dropped", daemon=True)
+            _thread = concurrency.Thread(target=_work, name="dropped", daemon=True)
             _thread.start()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.master.calls import LocalCall, Phase, RemoteCall
 from runtime.observe.trace import Span, Tracer, nbytes
 from runtime.task.ending import StepEnding
@@ -16,7 +16,7 @@ from runtime.tensor_spec import AnyArray, Array
 from runtime.wire.channel import Lane
 from runtime.wire.codec import TensorBuffer
 
-_clock = time.perf_counter_ns
+_clock = concurrency.perf_counter_ns
 
 
 class Stopwatch:
@@ -218,17 +218,19 @@ class TracedExchange(Exchange):
         """Sends a call that is open."""
         if arrays is None:
             arrays = [np.asarray(value) for value in self._run.inputs(call)]
-        start = time.time_ns()
+        start = concurrency.wall_time_ns()
         super().send(call, arrays, deadline)
         self._note("send", call, start, arrays, f"to {call.task}")
 
     def receive(self, call: RemoteCall) -> list[Array]:
         """Waits for the replies of a call and returns its connection."""
-        start = time.time_ns()
+        start = concurrency.wall_time_ns()
         replies = super().receive(call)
         self._note("recv", call, start, replies, f"from {call.task}")
         return replies
 
     def _note(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Array], label: str) -> None:
-        span = Span(self._device, f"{kind}:{call.wave}", call.wave, start, time.time_ns(), nbytes(arrays), label)
+        span = Span(
+            self._device, f"{kind}:{call.wave}", call.wave, start, concurrency.wall_time_ns(), nbytes(arrays), label
+        )
         self._tracer.add(self._run.session, span)

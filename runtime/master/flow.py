@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import select
-import threading
-import time
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.master.calls import FlowCall, LocalCall, RemoteCall
 from runtime.master.exchange import Exchange, Run, Stopwatch
 from runtime.plan.plan import COMPUTE
@@ -150,11 +148,11 @@ class _Flow:
     def _tick_secs(self) -> float:
         if self._run.deadline is None:
             return _TICK_SECS
-        left = self._run.deadline - time.monotonic()
+        left = self._run.deadline - concurrency.monotonic()
         return min(left + 0.001, _TICK_SECS) if left > 0 else _LATE_TICK_SECS
 
 
-class _LocalThread(threading.Thread):
+class _LocalThread(concurrency.Thread):
     """One call that may wait on a task of this process."""
 
     def __init__(self, call: LocalCall, run: Run, woken: int) -> None:

@@ -6,9 +6,6 @@ import contextlib
 import fnmatch
 import functools
 import itertools
-import secrets
-import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from absl import logging
 
+from runtime import concurrency
 from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.states import task_states
 from runtime.checkpoint.streaming import Stream
@@ -47,7 +45,7 @@ from runtime.wire.dial import ChannelOptions
 ANSWER_SECS = 10.0
 """Seconds for an exchange with run records by default, beyond what it waits for on purpose."""
 _step_numbers = itertools.count(1)
-_clock = time.perf_counter_ns
+_clock = concurrency.perf_counter_ns
 
 
 class MasterSession:
@@ -79,7 +77,7 @@ class MasterSession:
         foreign: bool = False,
         security: Security | None = None,
     ) -> None:
-        self.id = secrets.randbits(63) | 1
+        self.id = concurrency.random_id(63) | 1
         self._home = HomeProcess("the session")
         self.options = options
         self._security = security
@@ -87,12 +85,12 @@ class MasterSession:
         self.target = target
         home = cluster.default_task()
         self.home = (home.job, home.index)
-        self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint32)
+        self._nonce = np.frombuffer(concurrency.random_bytes(8), np.uint32)
         self._steps = itertools.count()
         self.closed = False
         self._ahead: set[Pipeline] = set()
         """Those with a push that was not answered yet, or with parameters for their next step."""
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
         self.tasks: dict[str, Task] = {}
         self._end = functools.partial(_end_session, self.id, self.tasks, worker, self._home)
@@ -111,7 +109,7 @@ class MasterSession:
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._devices(task))
         self.value_ids = {name: _value_id(task) for name, task in self.tasks.items()}
         self.worker = worker
-        self._traced_steps = threading.Lock()
+        self._traced_steps = concurrency.Lock()
         self._times = worker.counters.begin_session(self.id)
         self._trace_is_clean = True
 
@@ -166,7 +164,7 @@ class MasterSession:
             self._check_open()
         step = next(_step_numbers)
         timeout = self.options.operation_timeout_secs if timeout is None else timeout
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else concurrency.monotonic() + timeout
         if prepared.pipeline is not None:
             return self._run_pipelined(prepared, prepared.pipeline, feeds, step, deadline)
         if ending is not None:
@@ -283,7 +281,7 @@ class MasterSession:
         order.sender = self.worker.task
         if isinstance(task, LocalTask):
             return task.send_run_order(order, cancelled or Cancellation())
-        return task.send_run_order(order, time.monotonic() + timeout)
+        return task.send_run_order(order, concurrency.monotonic() + timeout)
 
     def stream(self, name: str) -> Stream:
         """Opens a way to a task for byte ranges of variables; arguments as in ``send_order``."""
@@ -382,7 +380,7 @@ class MasterSession:
         """Returns the seconds without a sign of life of the task that is silent longest; 0 if all give signs."""
         peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
         since = [peer.silent_since for peer in peers if not peer.lost]
-        return max((time.monotonic() - at for at in since if at is not None), default=0.0)
+        return max((concurrency.monotonic() - at for at in since if at is not None), default=0.0)
 
     def left(self) -> list[str]:
         """Returns the tasks that have left at the end of training."""
@@ -404,7 +402,7 @@ class Master:
         self._security = security
         self.target = target
         self._worker = worker
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._sessions: weakref.WeakValueDictionary[int, MasterSession] = weakref.WeakValueDictionary()
         """Those that are open; a session belongs to the engine or client that opened it."""
         self._pending: set[Cancellation] = set()

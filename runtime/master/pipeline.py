@@ -13,14 +13,12 @@ it holds nothing that the caller or a later pull may change.
 from __future__ import annotations
 
 import select
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.errors import OpError
 from runtime.master.calls import Phase
 from runtime.master.exchange import Exchange, Run
@@ -71,7 +69,7 @@ class Pipeline:
         self._session = session
         self._values = values
         self._next_step_id = next_step_id
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._closed = closed
         self._pulled: tuple[_Pulled, Run] | None = None
         self._pushed: tuple[Exchange, list[Sequence[Array]]] | None = None
@@ -108,12 +106,12 @@ class Pipeline:
         if not self._lock.acquire(timeout=timeouts.HEARTBEAT_TIMEOUT_SECS):
             return
         try:
-            limit = time.monotonic() + timeouts.RECONNECT_SECS
+            limit = concurrency.monotonic() + timeouts.RECONNECT_SECS
             for call, lane in self._pushed[0].lanes() if self._pushed else ():
                 peer = call.peer
-                while _is_awaited(lane) and peer.silent_since is None and time.monotonic() < limit:
+                while _is_awaited(lane) and peer.silent_since is None and concurrency.monotonic() < limit:
                     pass
-                lane.limit(time.monotonic() + (timeouts.ATTEMPT_SECS if peer.silent_since is None else 0.0))
+                lane.limit(concurrency.monotonic() + (timeouts.ATTEMPT_SECS if peer.silent_since is None else 0.0))
             self._take_replies()
         except OpError as error:
             logging.warning("the last pipelined push of a session was not answered: %s", error)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
-import time
 import zlib
 from collections.abc import Sequence
 from concurrent import futures
 
+from runtime import concurrency
 from runtime.cluster.spec import ClusterSpec
 from runtime.master.tasks import LocalTask, RemoteTask, join
 from runtime.proto import run_record_pb2
@@ -68,11 +66,11 @@ def send_run_order(
         OpError: the failure of a task, when all have replied or failed; where the order waits, at once.
         CancelledError: ``cancelled`` was set.
     """
-    deadline = time.monotonic() + wait_secs(order) + answer_secs
-    client = secrets.randbits(63) | 1
+    deadline = concurrency.monotonic() + wait_secs(order) + answer_secs
+    client = concurrency.random_id(63) | 1
     replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {name: futures.Future() for name, _ in tasks}
     met: list[RemoteTask] = []
-    ended = threading.Condition()
+    ended = concurrency.Condition()
 
     def send(name: str, address: str) -> run_record_pb2.RunReply:
         task = join(
@@ -112,7 +110,9 @@ def send_run_order(
         return all(done) or (first and any(done)) or (wait_secs(order) > 0 and bool(failed()))
 
     # They keep no process alive that wants to end.
-    threads = [threading.Thread(target=ask, args=task, name=f"run record of {task[0]}", daemon=True) for task in tasks]
+    threads = [
+        concurrency.Thread(target=ask, args=task, name=f"run record of {task[0]}", daemon=True) for task in tasks
+    ]
     try:
         for thread in threads:
             thread.start()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -12,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.checkpoint.participant import NEEDS_SESSION
 from runtime.checkpoint.streaming import ChannelStream, LocalStream, Stream
 from runtime.cluster.spec import ClusterSpec, agree, difference, split_address
@@ -87,7 +85,7 @@ class LocalServer(Protocol):
 _servers: dict[str, LocalServer] = {}
 _stopped: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
 """By address, the worker of the last server of this process that has stopped there."""
-_servers_lock = threading.Lock()
+_servers_lock = concurrency.Lock()
 
 
 def publish(address: str, server: LocalServer) -> None:
@@ -203,7 +201,7 @@ class RemoteTask:
         """Whether it has a backup: when it dies, another process takes over, and it is waited for."""
         self._takeovers = 0
         self._options = options
-        self._closed = threading.Event()
+        self._closed = concurrency.Event()
         self._buffers: weakref.WeakValueDictionary[int, Buffers] = weakref.WeakValueDictionary()
         self._client = client
         given = in_force(security, os.environ)
@@ -284,7 +282,7 @@ class RemoteTask:
         sent.incarnation = self.incarnation
 
         def send_once() -> run_record_pb2.RunReply:
-            left = max(_LEAST_SECS, deadline - time.monotonic())
+            left = max(_LEAST_SECS, deadline - concurrency.monotonic())
             return rpc.call(self._stub.Run, sent, timeout=left, task=self.name)
 
         return self._patiently(send_once)
@@ -295,12 +293,12 @@ class RemoteTask:
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """Makes an idempotent call; repeats it while a task that has a backup does not answer."""
-        limit = time.monotonic() + self._options.reconnect_secs
+        limit = concurrency.monotonic() + self._options.reconnect_secs
         while True:
             try:
                 return call()
             except UnavailableError:
-                if not self.has_backup or time.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
+                if not self.has_backup or concurrency.monotonic() >= limit or self._closed.wait(_AGAIN_SECS):
                     raise
 
     def register(
@@ -359,7 +357,7 @@ class RemoteTask:
     def _connect(self, timeout: float | None) -> None:
         """Connects to the task before it keeps anything for the session, whose end it learns by the connections."""
         if self.peer.incarnation is None:
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else concurrency.monotonic() + timeout
             self.peer.release(self.peer.acquire(deadline=deadline))
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:
@@ -374,10 +372,10 @@ class RemoteTask:
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """Returns the session's new spans on the task, by this host's clock."""
-        before = time.time_ns()
+        before = concurrency.wall_time_ns()
         request = services_pb2.TraceRequest(session=session)
         answer = rpc.call(self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
-        ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + time.time_ns()) // 2
+        ahead = 0 if self.host_id == host_id() else answer.now_unix_nanos - (before + concurrency.wall_time_ns()) // 2
         return shifted(answer.step_stats, ahead)
 
     def fetch(self, session: int, step: int, slot: int) -> Array:
@@ -450,7 +448,7 @@ def join(
             met[name] = LocalTask(name, local)
         else:
             waiting[name] = RemoteTask(name, address, client, options, security)
-    started = time.monotonic()
+    started = concurrency.monotonic()
     deadline = None if timeout is None else started + timeout
     why: dict[str, str] = {}
     log_at = started + timeouts.LOG_EVERY_SECS
@@ -459,14 +457,14 @@ def join(
             for name, task in list(waiting.items()):
                 cancelled.check(f"waiting for {name}")
                 longest = timeouts.ATTEMPT_SECS
-                left = longest if deadline is None else min(longest, max(0.05, deadline - time.monotonic()))
+                left = longest if deadline is None else min(longest, max(0.05, deadline - concurrency.monotonic()))
                 try:
                     task.meet(task.status(cluster, sender, left))
                 except (UnavailableError, DeadlineExceededError) as error:
                     why[name] = why_not(error)
                     continue
                 met[name] = waiting.pop(name)
-            now = time.monotonic()
+            now = concurrency.monotonic()
             if not waiting:
                 break
             peers = ", ".join(f"{t.name} at {t.address} ({why[t.name]})" for t in waiting.values())

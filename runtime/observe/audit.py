@@ -11,10 +11,9 @@ import fcntl
 import json
 import logging
 import os
-import threading
-import time
 from typing import Final
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError, one_line
 
 VARIABLE: Final = "BELLWETHER_AUDIT_LOG"
@@ -43,7 +42,7 @@ class AuditLog:
 
     def __init__(self, task: str, path: str | os.PathLike[str] | None = None) -> None:
         self._task = task
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._path = os.fspath(path) if path else ""
         self._file: int | None = None
         if path:
@@ -66,7 +65,7 @@ class AuditLog:
             >>> AuditLog("/job:ps/task:0").write("connect", peer="10.0.0.7", outcome="refused")
         """
         line = {
-            "time": time.time(),
+            "time": concurrency.wall_time(),
             "task": self._task,
             "action": action,
             "peer": peer[:_LONGEST],

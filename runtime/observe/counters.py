@@ -5,9 +5,7 @@ The counters are plain integers, because each step changes some of them.
 
 from __future__ import annotations
 
-import threading
-import time
-
+from runtime import concurrency
 from runtime.plan.plan import COMPUTE, PULL, PUSH
 
 STALENESS_BUCKETS = 65
@@ -61,7 +59,7 @@ class TaskCounters:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self.updates = 0
         self.staleness = [0] * STALENESS_BUCKETS
         self.calls = 0
@@ -103,7 +101,7 @@ class TaskCounters:
             self.active += 1
             if self.active > self.most_active:
                 self.most_active = self.active
-        return time.perf_counter_ns()
+        return concurrency.perf_counter_ns()
 
     def end(self, began: int, applied: bool, failed: bool) -> None:
         """Counts the end of a call of the tensor channel.
@@ -113,7 +111,7 @@ class TaskCounters:
             applied: True if the call has applied an update.
             failed: True if the call has failed.
         """
-        elapsed_ns = time.perf_counter_ns() - began
+        elapsed_ns = concurrency.perf_counter_ns() - began
         with self._lock:
             self.active -= 1
             self.calls += 1

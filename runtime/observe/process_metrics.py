@@ -6,12 +6,11 @@ The name of a metric ends in ``_total`` if the metric only grows. A reader takes
 from __future__ import annotations
 
 import logging as std_logging
-import threading
-import time
 from collections.abc import Mapping
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import one_line
 
 METRICS: Mapping[str, str] = {
@@ -83,7 +82,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._values: dict[str, float] = {}
         self._error = ("", 0.0)
 
@@ -114,7 +113,7 @@ class Metrics:
     def note_error(self, text: str) -> None:
         """Remembers an error as the last error, with the present time."""
         with self._lock:
-            self._error = (text, time.time())
+            self._error = (text, concurrency.wall_time())
 
     @property
     def last_error(self) -> tuple[str, float]:

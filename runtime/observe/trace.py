@@ -6,12 +6,12 @@ around the exchange (``runtime/master/exchange.py``). So steps without a trace r
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.proto import step_stats_pb2 as pb
 from runtime.tensor_spec import AnyArray
 
@@ -45,7 +45,7 @@ class Tracer:
     """The store of one task's spans, by session. Thread safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._spans: dict[int, list[Span]] = {}
 
     def add(self, session: int, *spans: Span) -> None:

@@ -11,15 +11,12 @@ import functools
 import hmac
 import math
 import os
-import secrets
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import grpc
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -197,11 +194,11 @@ class _Channel:
     """
 
     def __init__(self, target: str, certificates: Certificates | None, task: str) -> None:
-        self.closed = threading.Event()
+        self.closed = concurrency.Event()
         self.certificates = certificates
         self._target = target
         self._task = task
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         # The credential of `_channel`. `_lock` guards both, so that a call uses a channel that is not closed.
         self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
@@ -284,16 +281,16 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         """
         deadline = _deadline_of(details)
         while True:
-            now = time.monotonic()
+            now = concurrency.monotonic()
             found = self._channel.look(_LOOK_SECS if deadline == math.inf else max(_LEAST_SECS, deadline - now))
             if found.problem is not None and not isinstance(found.problem, UnavailableError):
                 raise found.problem
-            if found.answered or time.monotonic() >= deadline or self._channel.closed.wait(_LOOK_AGAIN_SECS):
+            if found.answered or concurrency.monotonic() >= deadline or self._channel.closed.wait(_LOOK_AGAIN_SECS):
                 return _until(details, deadline)
 
 
 def _deadline_of(details: Any) -> float:
-    return math.inf if details.timeout is None else time.monotonic() + float(details.timeout)
+    return math.inf if details.timeout is None else concurrency.monotonic() + float(details.timeout)
 
 
 def _until(details: Any, deadline: float) -> Any:
@@ -303,7 +300,7 @@ def _until(details: Any, deadline: float) -> Any:
         details: Details of the call.
         deadline: ``time.monotonic()`` at which to end; infinity for a call without a deadline.
     """
-    left = None if deadline == math.inf else max(_LEAST_SECS, deadline - time.monotonic())
+    left = None if deadline == math.inf else max(_LEAST_SECS, deadline - concurrency.monotonic())
     return details._replace(timeout=left)
 
 
@@ -394,7 +391,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         """
         # Looked up only now: a server that answers has left its token before.
         token = find_token(self._address, self._given, timeouts.ATTEMPT_SECS)
-        nonce = secrets.token_hex(16)
+        nonce = concurrency.random_hex(16)
         unproven = f".{nonce}.{self._about}."
         challenge = self._ask(unproven, details) if asked or token is not None else None
         if challenge is None and token is not None:
@@ -488,7 +485,7 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         # The full token first, the observer's second; empty without a token.
         self._keys = [] if key is None else [key, observer_key(key)]
         self._refusals = refusals
-        self._nonce = secrets.token_hex(16)
+        self._nonce = concurrency.random_hex(16)
 
     @functools.cached_property
     def _own(self) -> frozenset[str]:
@@ -633,7 +630,7 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     return error_from_code(code, text, told.get(_TASK, task))
 
 
-class _Running(threading.local):
+class _Running(concurrency.local):
     context: grpc.ServicerContext | None = None
 
 

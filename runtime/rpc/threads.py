@@ -6,13 +6,14 @@ So a waiting call holds up no other call.
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
 from absl import logging
+
+from runtime import concurrency
 
 IDLE_SECS = 10.0
 """Seconds for which a thread without a call is kept for the next one."""
@@ -40,7 +41,7 @@ class CallThreads(futures.ThreadPoolExecutor):
         self._count = 0
         # Guards the queue and both counts. `_count` is the number of all threads, `_idle` of those that wait for a
         # call.
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._waiting: deque[tuple[futures.Future[Any], Callable[[], Any]]] = deque()
         self._idle = 0
 
@@ -60,7 +61,7 @@ class CallThreads(futures.ThreadPoolExecutor):
                 return future
             self._count += 1
         try:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            concurrency.Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError as error:
             # The system has no thread left. The next thread that is free takes the call.
             with self._changed:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import time
 from collections.abc import Mapping, Sequence
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.errors import InvalidArgumentError
 from runtime.wire import addresses
@@ -60,7 +60,7 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapp
         "" if bind else f", where connections to {host} are led here"
     )
     try:
-        found = addresses.look_up(host, 0, time.monotonic() + _LOOK_UP_SECS)
+        found = addresses.look_up(host, 0, concurrency.monotonic() + _LOOK_UP_SECS)
     except OSError as error:
         raise InvalidArgumentError(f"{host} cannot be listened on: {error}; {instead}", task=str(own)) from None
     here = tuple(dict.fromkeys(str(a.sockaddr[0]) for a in found if _is_of_this_machine(a)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 import grpc
 
+from runtime import concurrency
 from runtime.limits import Limits
 from runtime.state.cancellation import HUNG_UP, Cancellation
 
@@ -37,7 +37,7 @@ class CallPools:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._running: dict[str, Counter[str]] = {pool: Counter() for pool in _POOLS}
 
     def running(self, pool: str) -> int:

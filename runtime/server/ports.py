@@ -10,13 +10,12 @@ import contextlib
 import errno
 import os
 import socket
-import time
 from collections.abc import Sequence
 
 import psutil
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.cluster.spec import ClusterSpec, TaskId, agree
 from runtime.errors import InvalidArgumentError, OpError, UnknownError
 from runtime.server.report import probe
@@ -57,14 +56,14 @@ def wait_for_port(
     if not port:
         return
     kind = "data port" if tensors else "port"
-    deadline = time.monotonic() + timeouts.PORT_SECS
+    deadline = concurrency.monotonic() + timeouts.PORT_SECS
     told = False
     while problem := next((found for host in hosts if (found := _problem(host, port)) is not None), None):
         # A wait helps only if another process uses the port, not without the right or for a server of this process.
         taken = problem.errno == errno.EADDRINUSE
         who, pid, is_namesake = _holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
         by = f" by {who}" if who else ""
-        if not taken or pid == os.getpid() or time.monotonic() >= deadline:
+        if not taken or pid == os.getpid() or concurrency.monotonic() >= deadline:
             where = f"{kind} {port} of {', '.join(hosts)}"
             if is_namesake:
                 raise InvalidArgumentError(
@@ -79,8 +78,8 @@ def wait_for_port(
         if not told:
             told = True
             logging.warning("%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS)
-        while time.monotonic() < deadline and any(_problem(host, port) for host in hosts):
-            time.sleep(_POLL_SECS)
+        while concurrency.monotonic() < deadline and any(_problem(host, port) for host in hosts):
+            concurrency.sleep(_POLL_SECS)
 
 
 def _problem(host: str, port: int) -> OSError | None:

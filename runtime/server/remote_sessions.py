@@ -9,13 +9,11 @@ continues.
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections import OrderedDict
 
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.errors import AbortedError, NotFoundError
 from runtime.limits import Limits
 from runtime.master.master import MasterSession
@@ -42,8 +40,8 @@ class RemoteSession:
         self.client = peer()
         self.owner = caller()
         self._most = plans
-        self.heard_at = time.monotonic()
-        self._lock = threading.Lock()
+        self.heard_at = concurrency.monotonic()
+        self._lock = concurrency.Lock()
         self._numbers = itertools.count(1)
         self._plans: OrderedDict[int, PreparedPlan] = OrderedDict()
 
@@ -86,7 +84,7 @@ class RemoteSessions:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._sessions: dict[int, RemoteSession] = {}
         self._watching = False
 
@@ -122,7 +120,7 @@ class RemoteSessions:
             self._sessions[session.id] = RemoteSession(session, self._limits.session_plans)
             # A master without remote sessions needs no thread.
             if not self._watching:
-                threading.Thread(target=self._watch, name="remote sessions", daemon=True).start()
+                concurrency.Thread(target=self._watch, name="remote sessions", daemon=True).start()
                 self._watching = True
 
     def renewed(self, number: int) -> RemoteSession:
@@ -137,7 +135,7 @@ class RemoteSessions:
         with self._changed:
             found = self._sessions.get(number)
             if found is not None and found.is_of_caller():
-                found.heard_at = time.monotonic()
+                found.heard_at = concurrency.monotonic()
                 return found
         # Another client's session gets the same error, which does not show that the session exists.
         raise AbortedError(
@@ -175,7 +173,7 @@ class RemoteSessions:
                     self._watching = False
                     return
                 silent, heard_at = min(((n, s.heard_at) for n, s in self._sessions.items()), key=lambda pair: pair[1])
-                left = heard_at + timeouts.LEASE_SECS - time.monotonic()
+                left = heard_at + timeouts.LEASE_SECS - concurrency.monotonic()
                 if left > 0:
                     self._changed.wait(left)
                     continue

@@ -10,10 +10,7 @@ import functools
 import itertools
 import os
 import resource
-import secrets
 import signal
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +19,7 @@ import jax
 from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from runtime import retired
+from runtime import concurrency, retired
 from runtime.backup import takeover
 from runtime.backup.holder import BackupHolder, Header, packed_message, read_message
 from runtime.backup.image import capture
@@ -178,14 +175,14 @@ class Server:
         self._holder = takeover.holder(spec, self.task, ps_backups, ps_backups_lag)
         self._lag = ps_backups_lag
         self.config = config
-        self.incarnation = secrets.randbits(63) | 1
-        self.started_unix_secs = time.time()
+        self.incarnation = concurrency.random_id(63) | 1
+        self.started_unix_secs = concurrency.wall_time()
         self._home = HomeProcess("the server")
         self._peers: dict[str, Task] = {}
-        self._peers_lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._peers_lock = concurrency.Lock()
+        self._stopped = concurrency.Event()
         # Set when ``join`` should end: the server has stopped, or no task needs this task any more.
-        self._over = threading.Event()
+        self._over = concurrency.Event()
         self._started = self._open = False
         self.takeovers = 0
         with cpu_share.limited(spec, self.task):
@@ -196,7 +193,7 @@ class Server:
         self.listens_on = binding.listen_on(spec, self.task, bind, os.environ)
         # Other tasks know this process as a client by its own id. The incarnation will not do: a task that continues
         # from its backup takes over the incarnation of a process whose lanes the other tasks remember.
-        self._client_id = secrets.randbits(63) | 1
+        self._client_id = concurrency.random_id(63) | 1
         local = binding.is_loopback(self.listens_on)
         given = security or Security.from_environ(os.environ)
         if given is None and not local:
@@ -207,7 +204,7 @@ class Server:
             )
         self.security = None if given is None else given.of_host(host)
         token = self.security.token() if self.security else None
-        self._key = token.key if token else secrets.token_bytes(KEY_BYTES) if self.security is None else None
+        self._key = token.key if token else concurrency.random_bytes(KEY_BYTES) if self.security is None else None
         self.certificates = self.security.tls() if self.security else None
         # The certificates may come from an earlier server of this process, and may have expired meanwhile.
         if self.certificates is not None:
@@ -323,7 +320,7 @@ class Server:
         self._open = True
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         if self.certificates is not None:
-            threading.Thread(target=self._watch, args=(self.certificates,), name="certificates", daemon=True).start()
+            concurrency.Thread(target=self._watch, args=(self.certificates,), name="certificates", daemon=True).start()
         elif self._key is None:
             logging.warning(_INSECURE, self.task)
         elif not binding.is_loopback(self.listens_on):
@@ -376,7 +373,7 @@ class Server:
         def send(header: Header, arrays: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
             return read_message(self._peer(holder).about_backup(packed_message(header, arrays)))
 
-        process_id = secrets.randbits(62)
+        process_id = concurrency.random_id(62)
         resumed = takeover.take_up(self.worker, holder, process_id, send)
         # Clients repeat their calls to the same incarnation. The answers in the backup keep a repeated update from
         # being applied twice.
@@ -554,11 +551,11 @@ class Server:
             InvalidArgumentError: ``BELLWETHER_DRAIN_SECS`` is no number.
         """
         drain = _drain_secs(os.environ) if drain_secs is None else drain_secs
-        if threading.current_thread() is threading.main_thread():
+        if concurrency.current_thread() is concurrency.main_thread():
             before = signal.getsignal(signal.SIGTERM)
             # A signal handler interrupts the main thread at any instruction, maybe with a lock held. So the handler
             # only starts a thread.
-            stop = threading.Thread(target=self._drain, args=(drain,), name="stop")
+            stop = concurrency.Thread(target=self._drain, args=(drain,), name="stop")
             # The signal may come twice: from an engine that signals all processes, and from a launcher.
             times = itertools.count()
             signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())
@@ -572,13 +569,13 @@ class Server:
 
     def _drain(self, secs: float) -> None:
         """Stops the server when no training task is connected, at the latest after ``secs``."""
-        deadline = time.monotonic() + secs
+        deadline = concurrency.monotonic() + secs
         living = self._living()
         if living and secs:
             logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self.task, secs, ", ".join(living))
             # The chief learns the time and saves before. Steps after the last checkpoint end with this task.
             self.worker.store.run.go_at(deadline)
-        while (left := deadline - time.monotonic()) > 0 and self._living():
+        while (left := deadline - concurrency.monotonic()) > 0 and self._living():
             if self._over.wait(min(_DRAIN_POLL_SECS, left)):
                 break
         self.stop()
@@ -597,8 +594,8 @@ class Server:
                 if run.may_leave(late_secs):
                     break
                 awaited = run.awaited()
-                if awaited and time.monotonic() >= log_at:
-                    log_at = time.monotonic() + LOG_EVERY_SECS
+                if awaited and concurrency.monotonic() >= log_at:
+                    log_at = concurrency.monotonic() + LOG_EVERY_SECS
                     who = "training is over" if not run.unfinished() else "some are done with training"
                     log("%s: %s; waiting for %s", self.task, who, ", ".join(map(str, awaited)))
                     log = logging.warning

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 import grpc
 import numpy as np
 
+from runtime import concurrency
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import AbortedError, InvalidArgumentError, OpError
@@ -117,14 +117,14 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
         """Returns and forgets the spans of a session's traced calls."""
         self._server.check_session(request.session)
         spans = self._server.worker.tracer.take(request.session)
-        return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=time.time_ns())
+        return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=concurrency.wall_time_ns())
 
     @servicer_method
     def Checkpoint(self, request: pb.CheckpointOrder) -> pb.CheckpointReply:
         """Executes an order of a checkpoint coordinator."""
         worker = self._worker(request.incarnation)
         self._server.check_session(request.session)
-        with _until_abandoned(time.monotonic() + worker.limits.order_secs) as cancelled:
+        with _until_abandoned(concurrency.monotonic() + worker.limits.order_secs) as cancelled:
             reply = worker.checkpoint_participant.obey(request, cancelled)
         # The client counts on the restored values, so the values must survive a restart from the backup.
         if request.WhichOneof("order") == "commit":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -13,7 +11,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.checkpoint.byte_ranges import ByteRange
 from runtime.checkpoint.streaming import CHUNK_BYTES, Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec, agree, split_address
@@ -124,17 +122,17 @@ class RemoteEngine:
         self._timeout = options.operation_timeout_secs
         self._waits: dict[object, tuple[str, float]] = {}
         """By call under way, the work that the master is waited for to do, and the begin of the wait."""
-        self._looked_at = time.monotonic()
+        self._looked_at = concurrency.monotonic()
         try:
             answer = self._create(options)
         except BaseException:
             self._channel.close()
             raise
         self.id = self._id = answer.session
-        self._closed = threading.Event()
+        self._closed = concurrency.Event()
         try:
             renewed = weakref.ref(self), self._closed, self._stub, target
-            threading.Thread(target=_renew, args=renewed, name=f"renew session at {address}", daemon=True).start()
+            concurrency.Thread(target=_renew, args=renewed, name=f"renew session at {address}", daemon=True).start()
         except BaseException:
             self.close()
             raise
@@ -149,12 +147,12 @@ class RemoteEngine:
         It is the client that waits: the master is asked for some seconds at a time, so that it does not go on waiting
         for somebody who is gone.
         """
-        started = time.monotonic()
+        started = concurrency.monotonic()
         limit = options.start_timeout_secs
         probe = pb.CloseSessionRequest(session=0)  # touches nothing: tells whether a master listens
         listens = False
         while True:
-            waited = time.monotonic() - started
+            waited = concurrency.monotonic() - started
             secs = timeouts.LOG_EVERY_SECS if limit is None else max(0.05, min(timeouts.LOG_EVERY_SECS, limit - waited))
             part = dataclasses.replace(options, start_timeout_secs=secs)
             request = pb.CreateSessionRequest(options=options_to_proto(part), waited_secs=waited)
@@ -165,7 +163,7 @@ class RemoteEngine:
                     continue
                 return rpc.call(self._stub.CreateSession, request, timeout=secs + LATE_SECS, task=self._target)
             except DeadlineExceededError as error:
-                waited = time.monotonic() - started
+                waited = concurrency.monotonic() - started
                 if limit is not None and waited >= limit - 0.01:
                     if listens:
                         raise
@@ -181,7 +179,7 @@ class RemoteEngine:
     def _waiting(self, what: str) -> Iterator[None]:
         """Has the thread that renews the session log the wait for a call within the block."""
         call = object()
-        self._waits[call] = what, time.monotonic()
+        self._waits[call] = what, concurrency.monotonic()
         try:
             yield
         finally:
@@ -189,7 +187,7 @@ class RemoteEngine:
 
     def log_waits(self) -> None:
         """Logs the calls that have waited for another ``LOG_EVERY_SECS`` since the last renewal."""
-        before, self._looked_at = self._looked_at, time.monotonic()
+        before, self._looked_at = self._looked_at, concurrency.monotonic()
         for what, since in list(self._waits.values()):
             waited = self._looked_at - since
             if waited // timeouts.LOG_EVERY_SECS > max(0.0, before - since) // timeouts.LOG_EVERY_SECS:
@@ -283,7 +281,7 @@ class RemoteEngine:
 
 
 def _renew(
-    engine: weakref.ref[RemoteEngine], closed: threading.Event, stub: services_pb2_grpc.MasterServiceStub, target: str
+    engine: weakref.ref[RemoteEngine], closed: concurrency.Event, stub: services_pb2_grpc.MasterServiceStub, target: str
 ) -> None:
     """Renews a session every few seconds, until the session is closed or its engine is collected."""
     while not closed.wait(timeouts.RENEW_SECS) and (found := engine()) is not None:

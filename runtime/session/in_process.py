@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import NoReturn
 
+from runtime import concurrency
 from runtime.cluster.spec import ClusterSpec
 from runtime.errors import NotFoundError
 from runtime.master import tasks
@@ -21,7 +21,7 @@ class PrivateServer:
     config: SessionConfig | None = None
 
     def __init__(self) -> None:
-        self.incarnation = secrets.randbits(63) | 1
+        self.incarnation = concurrency.random_id(63) | 1
         self.address = f"private-{self.incarnation:x}:1"  # a name that no network address can have
         self.worker = Worker(_JOB, 0, _fetch_nothing)
         self.master = Master(ClusterSpec({_JOB: [self.address]}), (_JOB, 0), self.worker)

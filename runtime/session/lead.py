@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import random
-import secrets
-import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import AbortedError
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
@@ -31,10 +29,10 @@ class Lead:
     """
 
     def __init__(self) -> None:
-        self.owner = secrets.randbits(62) + 1
+        self.owner = concurrency.random_id(62) + 1
         self.leadership = NOBODY
         self.tasks: frozenset[str] = frozenset()
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     def claim(self, ask: Ask, held: Collection[str] = ()) -> Leadership:
         """Takes the lead over tasks under one epoch: the present epoch, unless a task has seen a later one.
@@ -48,7 +46,7 @@ class Lead:
             AbortedError: another chief keeps claiming the same tasks.
         """
         # Never set: two chiefs that start together step aside for random times.
-        wait = threading.Event()
+        wait = concurrency.Event()
         with self._lock:
             for attempt in range(CLAIM_TRIES):
                 obeyed = ask(NOBODY)
@@ -62,7 +60,7 @@ class Lead:
                         logging.info("this task leads now, as chief number %d of the run", claimed.epoch)
                     self.leadership, self.tasks = claimed, frozenset(obeyed)
                     return claimed
-                wait.wait(random.uniform(0.0, 0.05 * 2**attempt))
+                wait.wait(concurrency.uniform(0.0, 0.05 * 2**attempt))
             raise AbortedError("another chief keeps claiming the same tasks: run one chief only")
 
 
@@ -85,8 +83,8 @@ class Authority:
 
     def __init__(self, send: Callable[[str, RunOrder], RunReply]) -> None:
         self._send = send
-        self._owner = secrets.randbits(62) + 1
-        self._lock = threading.Lock()
+        self._owner = concurrency.random_id(62) + 1
+        self._lock = concurrency.Lock()
         self._lead: Lead | None = None
         self._claimed = NOBODY
         self._tasks: frozenset[str] = frozenset()

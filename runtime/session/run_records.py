@@ -9,13 +9,13 @@ broken or blocked. An interruption (Ctrl-C) ends it, on the tasks too.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 import grpc
 
+from runtime import concurrency
 from runtime.cluster.spec import split_address
 from runtime.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
 from runtime.master.config import SessionConfig
@@ -104,7 +104,7 @@ class RunRecords:
         self._task = ""
         self._took_part: frozenset[str] = frozenset()
         """All tasks in any record so far: a record that is started again has forgotten earlier tasks."""
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._waiting: Cancellation | None = None
         self._closed = False
 
@@ -362,7 +362,7 @@ def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[
         cancelled.wait()
         channel.close()
 
-    closer = threading.Thread(target=close, name="end of a run order", daemon=True)
+    closer = concurrency.Thread(target=close, name="end of a run order", daemon=True)
     closer.start()
     try:
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ import numpy as np
 from absl import logging
 from jax.tree_util import PyTreeDef
 
+from runtime import concurrency
 from runtime.checkpoint.coordinator import CheckpointCoordinator
 from runtime.errors import (
     AbortedError,
@@ -145,7 +145,7 @@ class Session:
         )
         self._authority = Authority(self._engine.send_run_order)
         self._checkpoint_coordinator = CheckpointCoordinator(self._engine, self._authority.over)
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._plans: OrderedDict[Hashable, _Prepared] = OrderedDict()
         self._splits: OrderedDict[Hashable, _Split] = OrderedDict()
         self._taken: dict[Hashable, Plan] = {}

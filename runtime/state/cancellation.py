@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from runtime import concurrency
 from runtime.errors import CancelledError, DeadlineExceededError, HungUpError
 
 HUNG_UP = "the caller hung up"
 """The reason of a wait whose caller is dead, has given up or was cut off; a caller that was cut off calls again."""
 
 
-class Cancellation(threading.Event):
+class Cancellation(concurrency.Event):
     """Ends the waits of one call: an Event that also wakes the conditions on which the call waits.
 
     Args:
@@ -32,10 +31,10 @@ class Cancellation(threading.Event):
         self.deadline = deadline
         self.memory = {} if memory is None else memory
         self._hung_up = hung_up
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._reason = ""
         self._error = CancelledError
-        self._conditions: list[threading.Condition] = []
+        self._conditions: list[concurrency.Condition] = []
 
     def set(self, reason: str = "the session was closed", error: type[CancelledError] = CancelledError) -> None:
         """Ends the call: its waits, present and future, raise ``error`` with the reason that was given first."""
@@ -52,7 +51,7 @@ class Cancellation(threading.Event):
     @property
     def over(self) -> bool:
         """True if ``check`` would raise now."""
-        return bool(self._reason) or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return bool(self._reason) or (self.deadline is not None and concurrency.monotonic() >= self.deadline)
 
     def check(self, what: str) -> None:
         """Raises if the call must end; ``what`` names the wait in the error.
@@ -63,12 +62,12 @@ class Cancellation(threading.Event):
         """
         if self._reason:
             raise self._error(f"{what}: {self._reason}")
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        if self.deadline is not None and concurrency.monotonic() >= self.deadline:
             raise DeadlineExceededError(f"{what}: the deadline has passed")
 
     def wait_for(
         self,
-        condition: threading.Condition,
+        condition: concurrency.Condition,
         ready: Callable[[], bool],
         what: str,
         until: float | None = None,
@@ -101,7 +100,7 @@ class Cancellation(threading.Event):
         try:
             while not ready():
                 self.check(what)
-                now = time.monotonic()
+                now = concurrency.monotonic()
                 if until is not None and now >= until:
                     return False
                 limits = [t for t in (until, self.deadline) if t is not None]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-# What `signal` wraps: that looks each argument up in enums, which costs ten times as much as the call.
 import _signal  # type: ignore[import-not-found]
 import functools
 import os
-import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
+
+# What `signal` wraps: that looks each argument up in enums, which costs ten times as much as the call.
+from runtime import concurrency
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Handler = Callable[[int, FrameType | None], object]
 
-_main_thread = threading.main_thread().ident
-_get_ident = threading.get_ident
+_main_thread = concurrency.main_thread().ident
+_get_ident = concurrency.thread_id
 _SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
 _held_back: _HeldBack | None = None
 """The signals of the call in which the main thread is."""

@@ -6,9 +6,9 @@ alone, so that a full queue refuses no stage that would empty it. What is taken 
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
+from runtime import concurrency
 from runtime.limits import Limits
 
 NOBODY = 0
@@ -28,7 +28,7 @@ class Ledger:
     def __init__(self, limits: Limits | None = None, task: str = "") -> None:
         self._limits = limits or Limits()
         self._task = task
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._bytes: dict[int, int] = {}
         self._total = 0
         self.own: set[int] = set()

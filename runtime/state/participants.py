@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime import concurrency
 from runtime.limits import Limits
 
 
@@ -124,7 +124,7 @@ class Participants:
 
     def awaited(self, finished: bool) -> list[Awaited]:
         """Returns the tasks for which this task stays at the end."""
-        silences = self.silences(time.monotonic())
+        silences = self.silences(concurrency.monotonic())
         parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
         limit = self.silence_secs if finished else None
         return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]

@@ -24,14 +24,13 @@ So a gradient of old values that arrives during a restore is never added to rest
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from runtime import concurrency
 from runtime.errors import AbortedError, InvalidArgumentError, OpError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.proto import run_record_pb2 as pb
@@ -62,7 +61,7 @@ class RunRecord:
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
     """
 
-    def __init__(self, changed: threading.Condition, has_values: Callable[[], bool]) -> None:
+    def __init__(self, changed: concurrency.Condition, has_values: Callable[[], bool]) -> None:
         self.generation = 0
         self.environment = Environment()
         self.origin = ""
@@ -121,13 +120,13 @@ class RunRecord:
             joined=self._tasks.joined,
             addresses={name: part.address for name, part in self._tasks.joined.items() if part.address},
             done=self._tasks.done,
-            silent=self._tasks.silences(time.monotonic()),
+            silent=self._tasks.silences(concurrency.monotonic()),
             saved_step=None if self.saved is None else self.saved[1],
             origin=self.origin,
             logdir=self._logdir,
             stop=self._stop,
             left=sorted(self._tasks.left),
-            goes_in_secs=None if self.goes_at is None else max(0.0, self.goes_at - time.monotonic()),
+            goes_in_secs=None if self.goes_at is None else max(0.0, self.goes_at - concurrency.monotonic()),
         )
 
     def go_at(self, when: float) -> None:
@@ -217,7 +216,7 @@ class RunRecord:
             self.leadership = Leadership(*state["leadership"])
             self._leader_name, self._leader_address = state["leader_name"], state["leader_address"]
             self._logdir, self._phase, self._stop = state["logdir"], state["phase"], state["stop"]
-            now = time.monotonic()
+            now = concurrency.monotonic()
             self._tasks.take_up(state, now)
             if state["saved"] is not None:
                 key, step = state["saved"]
@@ -240,13 +239,13 @@ class RunRecord:
         with self._changed:
             for part in self._tasks.joined.values():
                 if part.session == session:
-                    part.heard_at = time.monotonic()
+                    part.heard_at = concurrency.monotonic()
             self._changed.notify_all()
 
     def lost_contact(self) -> None:
         """Notes since when each session has been silent, before the connections are forgotten."""
         with self._changed:
-            self._tasks.silences(time.monotonic())
+            self._tasks.silences(concurrency.monotonic())
 
     def awaited(self) -> list[Awaited]:
         """Returns the tasks for which this task stays at the end; none unless a task has asked for the end."""
@@ -263,7 +262,7 @@ class RunRecord:
             if not self._tasks.may_go:
                 return False
             awaited = self._tasks.awaited(self._phase == FINISHED)
-            over = None if self.finished_at is None else time.monotonic() - self.finished_at
+            over = None if self.finished_at is None else concurrency.monotonic() - self.finished_at
         return all(
             over is not None and over >= late_secs
             if who.silent_secs is None
@@ -292,7 +291,7 @@ class RunRecord:
             raise limits.exceeded("participants", f"{count} tasks in the run record", task)
 
     def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
-        until = time.monotonic() + min(secs, self.environment.limits.run_order_secs)
+        until = concurrency.monotonic() + min(secs, self.environment.limits.run_order_secs)
         cancelled.wait_for(self._changed, lambda: done() or self._closed is not None, "waiting for the run", until)
         self._check_open(task)
 
@@ -345,7 +344,7 @@ class RunRecord:
         self._tasks.done |= took_part
         self._phase = FINISHED
         self._tasks.elastic = given.elastic
-        self.finished_at = time.monotonic()
+        self.finished_at = concurrency.monotonic()
         self._tasks.silence_secs = given.silence_secs
         told = given.counter_name and given.HasField("saved_step")
         self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None

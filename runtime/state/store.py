@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
@@ -12,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -50,7 +49,7 @@ class Slot:
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.lock = threading.Lock()
+        self.lock = concurrency.Lock()
         self.value: AnyArray | None = None
         self.spec: TensorSpec | None = None
         self.lost = ""
@@ -153,7 +152,7 @@ class Claim:
         self._release(self._locks)
 
     @staticmethod
-    def _release(locks: list[threading.Lock]) -> None:
+    def _release(locks: list[concurrency.Lock]) -> None:
         # The first lock is released last: a stage that waits there then finds the others free.
         for lock in reversed(locks):
             lock.release()
@@ -170,8 +169,8 @@ class Store:
     """
 
     def __init__(self, ledger: Ledger | None = None) -> None:
-        self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
+        self.lock = concurrency.Lock()
+        self.changed = concurrency.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         self._slots: dict[Key, Slot] = {}
         self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
@@ -237,7 +236,7 @@ class Store:
             return [k[1] for k in keys if k not in self._slots or self._slots[k].value is None]
 
         with self.changed:
-            until = time.monotonic() + timeout
+            until = concurrency.monotonic() + timeout
             cancelled.wait_for(self.changed, lambda: not missing(), "waiting for initialised variables", until)
             return missing()
 

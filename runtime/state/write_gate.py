@@ -20,12 +20,11 @@ a step counts as ended after ``RECENT_SECS``.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from runtime import concurrency
 from runtime.errors import SnapshotError
 
 StepKey = tuple[int, int]
@@ -65,7 +64,7 @@ class Gate:
 
     def __init__(self, task: str = "") -> None:
         self._task = task
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         # The number of the snapshot that pauses the gate; 0 while the gate is open.
         self._snapshot = 0
         # The end of the pause, so that a coordinator that dies does not stop training.
@@ -81,7 +80,7 @@ class Gate:
         with self._changed:
             # A coordinator that dies opens no gate, so each stage looks at the end of the pause itself.
             while self._snapshot and key not in self._allowed:
-                left = self._open_at - time.monotonic()
+                left = self._open_at - concurrency.monotonic()
                 if left <= 0:
                     self._open()
                 else:
@@ -115,7 +114,7 @@ class Gate:
         writes = steps.setdefault(step, Writes(expected))
         steps.move_to_end(step)
         writes.done += 1
-        writes.at = time.monotonic()
+        writes.at = concurrency.monotonic()
         if len(steps) > STEPS_PER_SESSION:
             steps.popitem(last=False)
         # A session is forgotten by its age and not at its end: another task may still report its last steps, which
@@ -140,7 +139,7 @@ class Gate:
             SnapshotError: The stages did not end in time, or another snapshot has begun. The pause has ended.
         """
         with self._changed:
-            self._snapshot, self._open_at, self._allowed = snapshot, time.monotonic() + secs, ()
+            self._snapshot, self._open_at, self._allowed = snapshot, concurrency.monotonic() + secs, ()
             # The snapshot before learns that its pause has ended.
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._snapshot != snapshot or not self._running, timeout):
@@ -189,7 +188,7 @@ class Gate:
     def recent(self) -> Iterator[tuple[StepKey, Writes]]:
         """Returns the steps of several writes that wrote here in the last ``REMEMBER_SECS``."""
         with self._changed:
-            since = time.monotonic() - REMEMBER_SECS
+            since = concurrency.monotonic() - REMEMBER_SECS
             found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
         return iter(found)
 
@@ -198,7 +197,7 @@ class Gate:
 
         Each has a session, a step, the writes so far, the expected writes by task and an age in seconds.
         """
-        now = time.monotonic()
+        now = concurrency.monotonic()
         with self._changed:
             return [
                 (session, step, writes.done, dict(writes.expected), now - writes.at)
@@ -209,7 +208,7 @@ class Gate:
 
     def take_up(self, state: Iterable[tuple[int, int, int, Mapping[str, int], float]]) -> None:
         """Continues from the ``state`` of an earlier process of the task."""
-        now = time.monotonic()
+        now = concurrency.monotonic()
         with self._changed:
             for session, step, done, expected, age in state:
                 steps = self._sessions.setdefault(session, OrderedDict())

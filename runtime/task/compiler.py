@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 
 import jax
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
 from runtime.expressions.parts import split
 from runtime.expressions.reader import PART, Expressions, jax_settings, read_expressions
@@ -33,7 +32,7 @@ class Compiler:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._entries: OrderedDict[tuple[ProgramIdentity, jax.Device, tuple[int, ...]], _Entry] = OrderedDict()
         self.compilations = 0
         """The number of programs that were compiled, for tests."""
@@ -64,7 +63,7 @@ class Compiler:
 
 class _Entry:
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = concurrency.Lock()
         self.executable: Executable | None = None
 
 
@@ -119,7 +118,7 @@ def _compile_list(
     expressions: Expressions, avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int], program: Program
 ) -> Executable:
     """Compiles the parts of a list; a part that is equal to an earlier one, once."""
-    began = time.monotonic()
+    began = concurrency.monotonic()
     parts, numbers = split(expressions, PART)
     known: dict[object, tuple[Executable, list[jax.ShapeDtypeStruct]]] = {}
     specs = dict(enumerate(avals))
@@ -133,7 +132,7 @@ def _compile_list(
         key = part.identity, frozenset(last), tuple((spec.shape, spec.dtype) for spec in given)
         if key not in known:
             # XLA itself cannot be interrupted.
-            if index and (spent := time.monotonic() - began) > COMPILE_SECS:
+            if index and (spent := concurrency.monotonic() - began) > COMPILE_SECS:
                 raise ResourceExhaustedError(
                     f"{index} of {len(parts)} parts took {spent:.0f} s to compile, more than {COMPILE_SECS:g} s: "
                     "make smaller updates, or spread the variables over more ps tasks"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
+from runtime import concurrency
 from runtime.errors import CancelledError
 from runtime.state.cancellation import Cancellation
 from runtime.wire.channel import Lane
@@ -21,7 +21,7 @@ class StepEnding(Cancellation):
         super().__init__()
         self._lanes: list[Lane] = []
         self._waits: list[Cancellation] = []
-        self._covered = threading.Lock()
+        self._covered = concurrency.Lock()
 
     def set(
         self, reason: str = "nobody waits for the step any more", error: type[CancelledError] = CancelledError

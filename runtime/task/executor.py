@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.errors import (
     OUT_OF_MEMORY,
     AbortedError,
@@ -34,7 +34,7 @@ from runtime.task.program_watch import ProgramWatch, WatchedProgram
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 _process_compiler = Compiler()
-_get_ident = threading.get_ident
+_get_ident = concurrency.thread_id
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError, NotFoundError, printable
 from runtime.graph.op_kinds import WHEN, Attrs
 from runtime.state.cancellation import Cancellation
@@ -197,7 +197,7 @@ def _print(context: Context) -> Sequence[Array]:
 
 
 _printed: OrderedDict[tuple[int, str, str], int] = OrderedDict()  # how often a limited Print of a session has run
-_printed_lock = threading.Lock()
+_printed_lock = concurrency.Lock()
 _MAX_PRINTED = 10_000
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from dataclasses import dataclass
 from typing import Final
 
 import jax
 from absl import logging
 
+from runtime import concurrency
 from runtime.limits import Limits
 from runtime.observe.audit import AuditLog
 
@@ -62,15 +62,15 @@ class ProgramWatch:
         self.audit: AuditLog | None = None
         self._task = task
         self._limits = limits
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._closed = concurrency.Event()
+        self._lock = concurrency.Lock()
+        self._thread: concurrency.Thread | None = None
 
     def begin(self) -> None:
         """Begins to look, before the first program is run."""
         with self._lock:
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._look, name="program watch", daemon=True)
+                self._thread = concurrency.Thread(target=self._look, name="program watch", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:

@@ -5,12 +5,12 @@ A call that no session runs is kept for the next one of an equal graph, while th
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from runtime import concurrency
 from runtime.errors import AbortedError, NotFoundError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.plan.plan import Program, ProgramIdentity, StageCall, VariableOutput
@@ -108,7 +108,7 @@ class Registry:
         self._limit = limits.spare_stages
         self.connected: Callable[[int], bool] = lambda session: False
         """Tells whether a session has a connection now; a server sets it."""
-        self._lock = threading.RLock()
+        self._lock = concurrency.RLock()
         self._last_handle = 0
         self._rows: dict[int, _Row] = {}  # by handle
         self._by_registration: dict[Registration, RegisteredCall] = {}

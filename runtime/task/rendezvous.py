@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runtime import concurrency
 from runtime.errors import AbortedError, NotFoundError
 from runtime.observe.trace import nbytes
 from runtime.plan.plan import Hold
@@ -42,7 +41,7 @@ class Rendezvous:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._entries: dict[RendezvousKey, _Held] = {}
         self.resumed = False
         """True if the task continues from its backup: tensors that it held before are lost."""
@@ -50,7 +49,7 @@ class Rendezvous:
     @uninterrupted
     def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
         """Keeps ``value`` until it was taken as often as it is to be held for."""
-        now, size = time.monotonic(), nbytes([value]) + _ENTRY_BYTES
+        now, size = concurrency.monotonic(), nbytes([value]) + _ENTRY_BYTES
         with self._lock:
             if key in self._entries:
                 self._forget(key)

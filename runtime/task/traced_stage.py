@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.observe.trace import Span, Tracer, nbytes
 from runtime.plan.plan import StageCall
 from runtime.state.cancellation import Cancellation
@@ -45,13 +45,13 @@ class TracedStage:
         self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None
     ) -> tuple[list[AnyArray], jax.Array | None]:
         """Runs the stage; see ``PreparedStage.run``."""
-        start = time.time_ns()
+        start = concurrency.wall_time_ns()
         outputs, done = self.prepared.run(inputs, client, cancelled)
         self.prepared.wait(done)
         for output in outputs:
             if not isinstance(output, np.ndarray):
                 output.block_until_ready()
-        end = time.time_ns()
+        end = concurrency.wall_time_ns()
         call, device = self.call, self.call.stage.device.name
         names = call.stage.operations
         label = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
@@ -71,14 +71,14 @@ def traced_fetch(fetch: FetchFrom, call: StageCall, tracer: Tracer) -> FetchFrom
     """Returns a function that fetches as ``fetch`` does, and records a span for the time."""
 
     def timed(task: str, session: int, step: int, slot: int) -> AnyArray:
-        start = time.time_ns()
+        start = concurrency.wall_time_ns()
         value = fetch(task, session, step, slot)
         span = Span(
             call.stage.device.name,
             f"fetch:{call.wave}",
             call.wave,
             start,
-            time.time_ns(),
+            concurrency.wall_time_ns(),
             nbytes([value]),
             f"straight from {task}",
         )

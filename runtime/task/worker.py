@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging as std_logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import NoReturn
 import jax
 import numpy as np
 
+from runtime import concurrency
 from runtime.checkpoint.byte_ranges import BYTE_RANGE_SPEC, ByteRange
 from runtime.checkpoint.pacing import step_aside
 from runtime.checkpoint.participant import CheckpointParticipant
@@ -55,7 +55,7 @@ from runtime.wire.messages import call_to_proto
 
 _FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
 """The input layouts of the fixed handles, which are not registered."""
-_thread = threading.local()
+_thread = concurrency.local()
 
 _ENDED_SESSIONS = 4096
 
@@ -116,7 +116,7 @@ class Worker:
         self.program_watch = ProgramWatch(self.task, limits)
         self.executor = Executor(self.store, self.task, by_name, self.gate, self.program_watch)
         self._fetch_from = fetch_from
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self.registry = Registry(self.task, limits, self.ledger)
         self.checkpoint_participant = CheckpointParticipant(
             self.store, self.task, self.gate, by_name, limits, lambda session: self.registry.connected(session)

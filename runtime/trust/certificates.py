@@ -14,8 +14,6 @@ import ipaddress
 import os
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
 from runtime.trust import roles, token_files
 
@@ -95,7 +94,7 @@ class Certificates:
         self._directory = Path(directory)
         self._authorities = _authorities(self._directory)
         self.pair = choose(self._directory, host)
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._seen = self._signature()
         self._told = 0.0
         self._credential = self._load()
@@ -141,7 +140,7 @@ class Certificates:
         Raises:
             UnauthenticatedError: The certificate has expired or has not begun, and the files hold no newer one.
         """
-        credential, now = self.current, time.time()
+        credential, now = self.current, concurrency.wall_time()
         if now >= credential.end:
             raise UnauthenticatedError(
                 f"the certificate {self.pair.certificate} has ended, {_date(credential.end)}: replace it, as `python "
@@ -165,12 +164,12 @@ class Certificates:
 
     def left_secs(self) -> float:
         """Returns the seconds until the end of the certificate; below 0 after the end."""
-        return self.current.end - time.time()
+        return self.current.end - concurrency.wall_time()
 
     def is_near_end(self) -> bool:
         """Returns True near the end of the certificate's life, as `is_near_end` of this module."""
         credential = self.current
-        return is_near_end(credential.begin, credential.end, time.time())
+        return is_near_end(credential.begin, credential.end, concurrency.wall_time())
 
     def tell_near_end(self, task: str) -> None:
         """Warns of the end of the certificate, at most once an hour.
@@ -178,7 +177,7 @@ class Certificates:
         Args:
             task: Task with the certificate, for the message.
         """
-        now = time.monotonic()
+        now = concurrency.monotonic()
         with self._lock:
             due = not self._told or now - self._told >= _TELL_AGAIN_SECS
         if not due or not self.is_near_end():

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from runtime import concurrency
 from runtime.cluster.spec import split_address
 from runtime.errors import (
     InvalidArgumentError,
@@ -68,7 +68,7 @@ def look(address: str, certificates: Certificates | None, task: str = "", secs: 
     if http_proxy.proxy() is not None:
         return Look(answered=True)
     # A task without TLS does not answer a handshake, so the look would take all its time.
-    deadline = time.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
+    deadline = concurrency.monotonic() + (min(secs, LOOK_SECS) if certificates is None else secs)
     if certificates is None:
         return Look(True, UnauthenticatedError(security.speaks_tls()) if _speaks_tls(host, port, deadline) else None)
     found = Look()
@@ -91,7 +91,7 @@ def _connected(host: str, port: int, deadline: float) -> Iterator[socket.socket]
         sock = addresses.connect(
             found, lambda address: socket.socket(address.family, address.kind, address.protocol), deadline, adopt
         )
-        sock.settimeout(max(deadline - time.monotonic(), 0.01))
+        sock.settimeout(max(deadline - concurrency.monotonic(), 0.01))
         yield sock
 
 

@@ -6,9 +6,9 @@ The thread of the listener receives the greetings of plain connections. So a cli
 from __future__ import annotations
 
 import hmac
-import secrets
 from typing import Final
 
+from runtime import concurrency
 from runtime.errors import DataLossError, InvalidArgumentError, UnauthenticatedError
 from runtime.trust.security import tensor_proof
 from runtime.wire import frames
@@ -89,7 +89,7 @@ class Greeting:
             return b""
         self._kind, self._in_payload, self.wanted = frames.PROOF, False, frames.HEADER_BYTES
         # The server proves first that it has the token, so a stranger in its place receives no proof of the client.
-        self._nonce = secrets.token_bytes(frames.NONCE_BYTES)
+        self._nonce = concurrency.random_bytes(frames.NONCE_BYTES)
         challenge = self._nonce + self._proof(b"server")
         head = frames.pack_header(frames.MAGIC, frames.CHALLENGE, 0, 0, 0, self._incarnation, len(challenge))
         return head + challenge

@@ -16,14 +16,13 @@ import ipaddress
 import os
 import ssl
 import struct
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.cluster.spec import split_address
 from runtime.errors import InvalidArgumentError
 from runtime.observe.audit import AuditLog
@@ -367,7 +366,7 @@ def _proof(key: bytes, *parts: bytes) -> bytes:
 
 def _loopback(host: str, timeout: float) -> list[str]:
     try:
-        found = addresses.look_up(addresses.settled(host), 0, time.monotonic() + min(timeout, _LOOK_UP_SECS))
+        found = addresses.look_up(addresses.settled(host), 0, concurrency.monotonic() + min(timeout, _LOOK_UP_SECS))
     except OSError:
         # The connection that follows fails by the same problem, and reports the problem.
         return []
@@ -398,7 +397,7 @@ class Refusals:
         self._task = task
         self._audit = audit
         self._told: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     def tell(self, peer: str, why: str, action: str = "connect", names: Sequence[str] = ()) -> None:
         """Counts a refused client and logs the refusal.
@@ -436,7 +435,7 @@ class Refusals:
             logging.error("%s of %s failed (said once a minute)", call.capitalize(), peer, exc_info=error)
 
     def _is_due(self, about: str) -> bool:
-        now = time.monotonic()
+        now = concurrency.monotonic()
         with self._lock:
             if now - self._told.get(about, -_TELL_AGAIN_SECS) < _TELL_AGAIN_SECS:
                 return False

@@ -17,7 +17,6 @@ import os
 import pwd
 import re
 import resource
-import secrets
 import stat
 import tempfile
 import weakref
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtime import concurrency
 from runtime.errors import PermissionDeniedError, UnauthenticatedError
 from runtime.wire.endpoint import host_id
 
@@ -67,7 +67,7 @@ class TokenFile:
     """
 
     def __init__(self, name: str, key: bytes | None = None) -> None:
-        self.key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        self.key = concurrency.random_bytes(KEY_BYTES) if key is None else key
         forbid_core_dumps()
         directory = _make_directory()
         self.path = str(directory / name)

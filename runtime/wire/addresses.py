@@ -8,11 +8,11 @@ import errno
 import os
 import select
 import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
+
+from runtime import concurrency
 
 STAGGER_SECS: Final = 0.25
 """Seconds to wait for an address before the next one is tried beside it."""
@@ -40,7 +40,7 @@ def settled(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-_lock = threading.Lock()
+_lock = concurrency.Lock()
 _pending: dict[tuple[str, int], "Future[list[Address]]"] = {}
 """The look-ups under way, guarded by `_lock`. Nothing ends a look-up, so threads that ask meanwhile wait for the same.
 """
@@ -73,14 +73,14 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
         if answer is None:
             answer = Future()
             # A thread of its own, as nothing gives getaddrinfo a time limit.
-            thread = threading.Thread(target=_resolve_into, args=(key, answer), name=f"look up {host}", daemon=True)
+            thread = concurrency.Thread(target=_resolve_into, args=(key, answer), name=f"look up {host}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
                 raise OSError(errno.EAGAIN, f"no thread to look {host} up: {error}") from error
             _pending[key] = answer
     try:
-        return answer.result(max(0.0, deadline - time.monotonic()))
+        return answer.result(max(0.0, deadline - concurrency.monotonic()))
     except TimeoutError:
         raise TimeoutError(f"the name servers gave no address of {host} in time") from None
 
@@ -131,7 +131,7 @@ def connect(
     next_at = 0.0
     try:
         while left or waiting:
-            now = time.monotonic()
+            now = concurrency.monotonic()
             if now >= deadline:
                 break
             # The next address has its turn after `STAGGER_SECS`, or at once if no attempt is under way.
@@ -149,7 +149,7 @@ def connect(
                 waiting[adopted.fileno()] = adopted
                 poll.register(adopted, select.POLLOUT)
             until = min(deadline, next_at) if left else deadline
-            for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            for fd, _ in poll.poll(max(0.0, until - concurrency.monotonic()) * 1000):
                 sock = waiting.pop(fd)
                 poll.unregister(fd)
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -17,14 +17,12 @@ import contextlib
 import math
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -87,7 +85,7 @@ class Lane:
         self._attempt = 0
         self._sock: socket.socket | None = None
         # Guards `_sock` against an interrupt after a close, when the descriptor may belong to another socket.
-        self._sock_lock = threading.Lock()
+        self._sock_lock = concurrency.Lock()
         self._sendmsg: Callable[[Segments], int] = _not_connected
         self._recvmsg_into: Callable[[Sequence[Any]], Any] = _not_connected
         self._tick_secs = sockets.TICK_SECS
@@ -111,7 +109,7 @@ class Lane:
         self._had_goodbye = False
         # True from `close` until the next `open`.
         self._broken = False
-        self._cancelled = threading.Event()
+        self._cancelled = concurrency.Event()
 
     @property
     def usable(self) -> bool:
@@ -308,7 +306,7 @@ class Lane:
         """
         self._deadline = deadline
         if self._pending is not None:
-            self._set_tick(min(max(deadline - time.monotonic(), 0.001), sockets.TICK_SECS))
+            self._set_tick(min(max(deadline - concurrency.monotonic(), 0.001), sockets.TICK_SECS))
 
     def cancel(self) -> None:
         """Makes the call under way raise CancelledError, from any thread.
@@ -357,7 +355,7 @@ class Lane:
 
         Gives the call up after `cancel` or its deadline, and logs a long wait.
         """
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if self._given_up is None and self._cancelled.is_set():
             self._give_up(CancelledError("the call was cancelled", task=self.task))
             return
@@ -379,7 +377,7 @@ class Lane:
             raise error
         # The task may have answered already. So the lane listens for a while before the call ends with `error`.
         self._given_up = error
-        self._deadline = time.monotonic() + timeouts.LAST_WORD_SECS
+        self._deadline = concurrency.monotonic() + timeouts.LAST_WORD_SECS
         self._set_tick(_LISTEN_SECS)
         with self._sock_lock:
             if self._sock is not None:
@@ -409,7 +407,7 @@ class Lane:
         assert segments is not None
         deadline = self._deadline
         if deadline is not None:
-            left = deadline - time.monotonic()
+            left = deadline - concurrency.monotonic()
             if left <= 0 and self._waits:
                 # The deadline has passed. The task must still read the call before the goodbye that gives the call up.
                 left = _LISTEN_SECS
@@ -526,7 +524,7 @@ class Lane:
 
     def _recover(self) -> None:
         # Connects until it works or the task is surely gone, then sends the call under way again.
-        started = time.monotonic()
+        started = concurrency.monotonic()
         limit = started + self._options.reconnect_secs
         backoff = min(timeouts.LAST_BACKOFF_SECS, timeouts.FIRST_BACKOFF_SECS * 2 ** min(self._breaks, 10))
         # Only breaks during a call count, and only those of short-lived connections in a row.
@@ -545,7 +543,7 @@ class Lane:
             raise self._farewell()
         while True:
             self._drop_socket()
-            now = time.monotonic()
+            now = concurrency.monotonic()
             self._check_given_up(now, started, limit, reason)
             self._log_wait(now, started, f"be reached ({reason})")
             if pause:
@@ -598,7 +596,7 @@ class Lane:
         self._tick_secs = 0.0
         self._set_tick(sockets.TICK_SECS)
         self.incarnation = incarnation
-        self.connected_at = time.monotonic()
+        self.connected_at = concurrency.monotonic()
         self._fault = None
         if isinstance(sock, ssl.SSLSocket):
             # TLS has neither sendmsg nor recvmsg_into: `send_rest` sends all, and the header arrives alone.

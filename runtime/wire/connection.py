@@ -10,14 +10,13 @@ import math
 import os
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -164,9 +163,9 @@ class ServerContext:
     tls: Context | None = None
     refusals: Refusals = field(default_factory=lambda: Refusals("a server"))
     lanes: LaneTable[Reply] = field(init=False)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    leaving: threading.Event = field(default_factory=threading.Event)
-    progress: threading.Event = field(default_factory=threading.Event)
+    stopping: concurrency.Event = field(default_factory=concurrency.Event)
+    leaving: concurrency.Event = field(default_factory=concurrency.Event)
+    progress: concurrency.Event = field(default_factory=concurrency.Event)
 
     def __post_init__(self) -> None:
         self.lanes = LaneTable(self.limits)
@@ -180,7 +179,7 @@ def notify(hook: Callable[..., None], *about: int) -> None:
         logging.exception("%s() of the handler failed", hook.__name__)
 
 
-class _Local(threading.local):
+class _Local(concurrency.local):
     lane = 0
     who = ANYBODY
     connection: "Connection | None" = None
@@ -295,7 +294,7 @@ class Connection:
     def __init__(self, context: ServerContext, sock: socket.socket) -> None:
         """Takes over an accepted socket."""
         self.state = State.SILENT
-        self.thread: threading.Thread | None = None
+        self.thread: concurrency.Thread | None = None
         self.client = 0
         self.lane = 0
         self.who = ANYBODY
@@ -305,7 +304,7 @@ class Connection:
         self.bytes_in = 0
         self.bytes_out = 0
         self.progress = 0
-        self.accepted_at = self.heard_at = time.monotonic()
+        self.accepted_at = self.heard_at = concurrency.monotonic()
         self.idle_since = math.inf
         self.fd = sock.fileno()
         # Read now: a client that has gone has no address.
@@ -322,7 +321,7 @@ class Connection:
         self._greeting = Greeting(context.task, context.key, context.incarnation, of_other_user=of_other_user)
         # Guards `_sock` and `_closed`: after the close the descriptor may belong to another socket, and must not be
         # shut down.
-        self._sock_lock = threading.Lock()
+        self._sock_lock = concurrency.Lock()
         self._closed = False
         # The memory of the lane; None before the hello.
         self._record: LaneRecord[Reply] | None = None
@@ -394,7 +393,7 @@ class Connection:
         finally:
             self.interrupt()
             if self._record is not None:
-                self._context.lanes.detach(self.client, self.lane, self._record, self, time.monotonic())
+                self._context.lanes.detach(self.client, self.lane, self._record, self, concurrency.monotonic())
 
     def close(self) -> None:
         """Closes the socket, after `run` has ended."""
@@ -489,7 +488,7 @@ class Connection:
             # With TLS the whole greeting is still to come. Without, the listener's thread has received it.
             self.receive_greeting()
             self._identify()
-            hello, now = self._greeting.hello, time.monotonic()
+            hello, now = self._greeting.hello, concurrency.monotonic()
             self.client, self.lane = hello.client, hello.lane
             attached = context.lanes.attach(hello.client, hello.lane, hello.attempt, self, now, self.who)
         except OpError as error:
@@ -589,14 +588,14 @@ class Connection:
             if count != frames.HEADER_BYTES:
                 raise DataLossError("bytes follow a frame that stands alone")
             if kind == frames.PING:
-                self.heard_at = time.monotonic()
+                self.heard_at = concurrency.monotonic()
                 sock.sendall(pong)
                 if self.is_tls and self._context.leaving.is_set():  # whose socket may never be silent for a tick
                     self.send_goodbye()
                     return
             elif kind == frames.GOODBYE:
                 whole = fields[2] & frames.WHOLE_CLIENT
-                self._context.lanes.forget(self.client, None if whole else self.lane, time.monotonic())
+                self._context.lanes.forget(self.client, None if whole else self.lane, concurrency.monotonic())
                 if whole:
                     notify(self._context.handler.gone, self.client, True)
                 return
@@ -728,7 +727,7 @@ class Connection:
             window: Memory to fill.
             have: Bytes of the payload that came before.
         """
-        self._frame_from, self._frame_at = self.progress - have, time.monotonic()
+        self._frame_from, self._frame_at = self.progress - have, concurrency.monotonic()
         try:
             sockets.receive_rest(self._sock, window, self)
         finally:

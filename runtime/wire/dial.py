@@ -6,16 +6,13 @@ in the environment replaces both.
 
 import hmac
 import os
-import secrets
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtime import timeouts
+from runtime import concurrency, timeouts
 from runtime.cluster.spec import join_address
 from runtime.errors import DeadlineExceededError, OpError, UnauthenticatedError
 from runtime.limits import Limits
@@ -82,7 +79,7 @@ class Dialer:
     # The last endpoint of the task, None before the first question. A thread that asks holds `_lock`, so that many
     # threads ask once.
     _endpoint: Endpoint | None = field(default=None, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _lock: concurrency.Lock = field(default_factory=concurrency.Lock, init=False)
 
     @property
     def name(self) -> str:
@@ -129,14 +126,14 @@ class Dialer:
             PermissionDeniedError: The server's certificate belongs to another task or another run.
             OpError: The server refused this client.
         """
-        deadline = time.monotonic() + timeout
+        deadline = concurrency.monotonic() + timeout
         sock = self._connect(endpoint, deadline, adopt)
-        hello = frames.Hello(self.client_id, lane, attempt, secrets.token_bytes(frames.NONCE_BYTES))
+        hello = frames.Hello(self.client_id, lane, attempt, concurrency.random_bytes(frames.NONCE_BYTES))
         _send(sock, frames.HELLO, frames.encode_hello(hello))
         kind, flags, incarnation, payload = self._read_answer(sock, deadline)
         try:
             # Looked up only now: a server that answers has left its token before.
-            token = self.find_token(max(0.0, deadline - time.monotonic()))
+            token = self.find_token(max(0.0, deadline - concurrency.monotonic()))
             if kind == frames.CHALLENGE:
                 self._prove(sock, token, hello, incarnation, payload)
                 kind, flags, incarnation, _ = self._read_answer(sock, deadline)
@@ -241,14 +238,16 @@ class Dialer:
             if isinstance(error, ssl.SSLCertVerificationError):
                 # A second connection finds out whose certificate it is.
                 address = join_address(endpoint.host, endpoint.port)
-                problem = diagnosis.look(address, self.certificates, self.task, deadline - time.monotonic()).problem
+                problem = diagnosis.look(
+                    address, self.certificates, self.task, deadline - concurrency.monotonic()
+                ).problem
             problem = problem or UnauthenticatedError(security.no_handshake(error))
             problem.task = self.task
             raise problem from error
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:
-    remaining = deadline - time.monotonic()
+    remaining = deadline - concurrency.monotonic()
     if remaining <= 0:
         raise TimeoutError("timed out")
     sock.settimeout(remaining)

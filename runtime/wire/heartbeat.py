@@ -4,13 +4,12 @@ A frozen process or a cut cable closes no connection, so a call would wait for e
 and cuts the connections of the lanes. Their calls connect again, and give up if the peer stays silent.
 """
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import AbortedError, OpError, TaskLeftError
 from runtime.wire.channel import Lane
 from runtime.wire.dial import Dialer
@@ -37,7 +36,7 @@ class Heartbeat:
         *,
         lanes: Callable[[], list[Lane]],
         bind: Callable[[int], None],
-        closed: threading.Event,
+        closed: concurrency.Event,
     ) -> None:
         """Prepares the heartbeat; `run` needs a thread of its own.
 
@@ -58,16 +57,16 @@ class Heartbeat:
         self._bind = bind
         self._closed = closed
         # `_lock` guards `_busy`, which is True during a beat. Meanwhile other threads may only cancel `_lane`.
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._lane = Lane(dialer, number)
         self._busy = False
 
     def run(self) -> None:
         """Sends pings until closed, then says goodbye for the whole client."""
-        answered = time.monotonic()
+        answered = concurrency.monotonic()
         try:
             while not self._closed.is_set():
-                began = time.monotonic()
+                began = concurrency.monotonic()
                 marks = {lane: lane.progress for lane in self._lanes()}
                 try:
                     self._beat(began + self._options.heartbeat_timeout_secs)
@@ -80,11 +79,11 @@ class Heartbeat:
                 except OpError as error:
                     self._missed(answered, marks, error)
                 else:
-                    answered = time.monotonic()
+                    answered = concurrency.monotonic()
                     if self.silent_since is not None:
                         logging.info("%s answers again after %.1f s", self._dialer.name, answered - self.silent_since)
                         self.silent_since = None
-                self._closed.wait(max(0.0, began + self._options.heartbeat_secs - time.monotonic()))
+                self._closed.wait(max(0.0, began + self._options.heartbeat_secs - concurrency.monotonic()))
             with self._lock:
                 self.goodbye_sent = self._lane.close(goodbye=True, whole_client=True)
         finally:
@@ -95,14 +94,14 @@ class Heartbeat:
 
         Also finds a goodbye that has arrived and was not read yet.
         """
-        until = time.monotonic() + _POLL_SECS
-        while not self.left and time.monotonic() < until:
+        until = concurrency.monotonic() + _POLL_SECS
+        while not self.left and concurrency.monotonic() < until:
             with self._lock:
                 # During a beat the thread of the heartbeat reads the goodbye: wait for its end.
                 if not self._busy:
                     self.left = self._lane.has_left()
                     break
-            time.sleep(_POLL_SECS / 50)
+            concurrency.sleep(_POLL_SECS / 50)
         return self.left
 
     def wake(self) -> None:
@@ -127,7 +126,7 @@ class Heartbeat:
 
     def _missed(self, answered: float, marks: dict[Lane, int], error: Exception) -> None:
         timeout = self._options.heartbeat_timeout_secs
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if now - answered < timeout or self._closed.is_set():
             return
         if self.silent_since is None:

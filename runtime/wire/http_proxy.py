@@ -5,8 +5,8 @@ Fault tests cut the proxy, and some firewalls ask for one.
 
 import os
 import socket
-import time
 
+from runtime import concurrency
 from runtime.cluster.spec import join_address, split_address
 from runtime.errors import InvalidArgumentError
 
@@ -59,7 +59,7 @@ def request_tunnel(sock: socket.socket, host: str, port: int, deadline: float) -
     socket.socket.sendall(sock, f"CONNECT {there} HTTP/1.1\r\nHost: {there}\r\n\r\n".encode())
     answer = bytearray()
     while not answer.endswith(b"\r\n\r\n"):
-        left = deadline - time.monotonic()
+        left = deadline - concurrency.monotonic()
         if left <= 0:
             raise TimeoutError("the proxy did not answer in time")
         sock.settimeout(left)

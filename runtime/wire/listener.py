@@ -8,8 +8,6 @@ import os
 import select
 import shutil
 import socket
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Final
 
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import OpError, ResourceExhaustedError
 from runtime.wire import socket_dirs
 from runtime.wire.connection import Connection, Handler, Reply, ServerContext, State, notify
@@ -116,7 +115,7 @@ class TensorServer:
         self._unix_directory: str | None = None
         self._listeners: dict[int, socket.socket] = {}
         # Guards `_past` and the removal from `_connections` together, so that `counters` counts each connection once.
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._connections: dict[int, Connection] = {}
         """All connections that are not closed, by descriptor, the oldest first. Only the listener's thread changes the
         table.
@@ -134,9 +133,9 @@ class TensorServer:
         # `start` sets all three: a server with a thread has an epoll and an eventfd.
         self._epoll: select.epoll | None = None
         self._wake = -1
-        self._thread: threading.Thread | None = None
+        self._thread: concurrency.Thread | None = None
         # The last turn of the listener's thread, and the first turn after this process did not run.
-        self._turned_at = self._awake_since = time.monotonic()
+        self._turned_at = self._awake_since = concurrency.monotonic()
 
     def inherit(self, incarnation: int, kept: Mapping[tuple[int, int], tuple[int, Reply]]) -> None:
         """Continues as an earlier process of this server, before `start`.
@@ -148,7 +147,7 @@ class TensorServer:
             kept: Number and reply of the last call with an effect, by client and lane.
         """
         self._context.incarnation = incarnation
-        now = time.monotonic()
+        now = concurrency.monotonic()
         self.lanes.inherit(kept, now, now + self._lane_memory_secs)
 
     @property
@@ -197,7 +196,7 @@ class TensorServer:
         for listener in listeners:
             listener.setblocking(False)
             self._epoll.register(listener, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"tensor port {self._port}", daemon=True)
+        self._thread = concurrency.Thread(target=self._run, name=f"tensor port {self._port}", daemon=True)
         self._thread.start()
 
     def silent_secs(self, client: int) -> float | None:
@@ -209,7 +208,7 @@ class TensorServer:
         heard = self.lanes.heard_at(client)
         if heard is None:
             return None
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if now - self._turned_at > _ASLEEP_SECS:
             return 0.0
         return max(0.0, now - max(heard, self._awake_since))
@@ -225,7 +224,7 @@ class TensorServer:
         if self._thread is None or self._context.stopping.is_set():
             self._context.stopping.set()
             return
-        deadline = time.monotonic() + grace
+        deadline = concurrency.monotonic() + grace
         if leaving:
             self._context.leaving.set()
         self._context.stopping.set()
@@ -239,7 +238,7 @@ class TensorServer:
                     connection.send_goodbye()
                 connection.interrupt()
         # Calls under way may take until the deadline. The end of each call sets `progress`.
-        while any(connection.busy for connection in connections) and (left := deadline - time.monotonic()) > 0:
+        while any(connection.busy for connection in connections) and (left := deadline - concurrency.monotonic()) > 0:
             self._context.progress.wait(left)
             self._context.progress.clear()
         for connection in connections:
@@ -250,9 +249,9 @@ class TensorServer:
             if connection.busy:
                 connection.notify_handler()
         # A handler that does not return keeps its thread and its socket.
-        limit = time.monotonic() + _JOIN_SECS
+        limit = concurrency.monotonic() + _JOIN_SECS
         for connection in connections:
-            if connection.join(max(0.0, limit - time.monotonic())):
+            if connection.join(max(0.0, limit - concurrency.monotonic())):
                 self._remove(connection)
             else:
                 logging.error("The call of client %x, lane %d does not end", connection.client, connection.lane)
@@ -319,7 +318,7 @@ class TensorServer:
         try:
             while not stopping.is_set():
                 try:
-                    now = time.monotonic()
+                    now = concurrency.monotonic()
                     if now - self._turned_at > _ASLEEP_SECS:
                         # This process did not run, so it could not hear its clients: their silence counts from now.
                         self._awake_since = now
@@ -403,7 +402,7 @@ class TensorServer:
             return None
         # Then the connection that was idle for longest, of the client with the most connections.
         having = Counter(connection.client for connection in living)
-        since = time.monotonic() - _WORKS_SECS
+        since = concurrency.monotonic() - _WORKS_SECS
         idle = [connection for connection in living if not connection.busy and connection.idle_since <= since]
         if not idle:
             return limits.exceeded("connections", f"the tensor port has {len(living)} connections that work")
@@ -457,7 +456,7 @@ class TensorServer:
         Closes the connection if the system has no thread for it.
         """
         name = f"tensor connection {self._accepted}"
-        connection.thread = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
+        connection.thread = concurrency.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
         before, connection.state = connection.state, State.ENTERING
         assert self._epoll is not None
         try:

@@ -4,10 +4,10 @@ The heartbeat notices a task that falls silent.
 """
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Final
 
+from runtime import concurrency
 from runtime.errors import AbortedError, CancelledError, TaskLeftError, UnavailableError
 from runtime.state.forks import HomeProcess
 from runtime.trust.certificates import Certificates
@@ -64,12 +64,12 @@ class Peer:
         # none: append, pop and remove of a list are atomic.
         self._idle: list[Lane] = []
         self._lanes: set[Lane] = set()
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         # Both change once: `_incarnation` at the first contact, `_lost` when the task is found to have restarted.
         self._incarnation: int | None = None
         self._lost = False
-        self._closed = threading.Event()
-        self._heart_thread: threading.Thread | None = None
+        self._closed = concurrency.Event()
+        self._heart_thread: concurrency.Thread | None = None
         self._heart = Heartbeat(
             self._dialer, next(_lane_numbers), lanes=self._all_lanes, bind=self._bind, closed=self._closed
         )
@@ -220,5 +220,5 @@ class Peer:
         with self._lock:
             if self._heart_thread is not None or self._closed.is_set():
                 return
-            self._heart_thread = threading.Thread(target=self._heart.run, name=f"heartbeat {self.task}", daemon=True)
+            self._heart_thread = concurrency.Thread(target=self._heart.run, name=f"heartbeat {self.task}", daemon=True)
             self._heart_thread.start()

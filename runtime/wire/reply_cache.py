@@ -4,10 +4,10 @@ The calls of a lane are numbered. For each lane the server keeps the newest conn
 and the reply of the last call with an effect. The reply stays until the next call shows that it arrived.
 """
 
-import threading
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+from runtime import concurrency
 from runtime.errors import FailedPreconditionError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.trust.roles import ANYBODY, Identity
@@ -42,9 +42,9 @@ class LaneRecord(Generic[Kept]):
 
     def __init__(self) -> None:
         """Makes the memory of a lane without calls."""
-        self.lock = threading.Lock()
+        self.lock = concurrency.Lock()
         # Notified when a call ends or the owner changes. `_waiting` counts the threads in `begin` that wait for it.
-        self._changed = threading.Condition(self.lock)
+        self._changed = concurrency.Condition(self.lock)
         self._waiting = 0
         self.seq = 0
         """Number of the newest call."""
@@ -130,7 +130,7 @@ class LaneTable(Generic[Kept]):
     def __init__(self, limits: Limits | None = None) -> None:
         """Makes an empty table."""
         self._limits = limits or Limits()
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         # A client has an entry only with at least one lane, and an identity only with an entry.
         self._clients: dict[int, dict[int, LaneRecord[Kept]]] = {}
         # The clients that have shown a certificate.

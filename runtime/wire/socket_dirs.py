@@ -9,9 +9,10 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
+
+from runtime import concurrency
 
 SOCKET_NAME: Final = "tensors"
 _PREFIX: Final = "bellwether-"
@@ -61,7 +62,7 @@ def _is_abandoned(path: Path) -> bool:
         except ConnectionRefusedError:
             return True
         except FileNotFoundError:
-            return about.st_mtime < time.time() - _YOUNG_SECS
+            return about.st_mtime < concurrency.wall_time() - _YOUNG_SECS
         except OSError:
             # A server listens but has no room just now, or the name is too long to try.
             return False

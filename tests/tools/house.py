@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (
         ("proto",),
-        ("collector", "errors", "timeouts"),
+        ("collector", "concurrency", "errors", "timeouts"),
         ("retired",),
         ("limits",),
         ("tensor_spec",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from harness.coordinator import Coordinator
 from harness.training.hooks.base import EventsHook, SessionRunContext, SessionRunValues
 from harness.training.hooks.timer import SecondOrStepTimer
 from harness.training.services import Checkpoints, check_basename, costs_one_checkpoint
+from runtime import concurrency
 
 if TYPE_CHECKING:
     from harness.training.readiness import CheckpointSaver
@@ -91,7 +91,7 @@ class CheckpointSaverHook(EventsHook):
         self._checkpoints: Checkpoints | None = None
         self.leads: Callable[[], bool] = lambda: True
         """Function that returns True while this chief leads; set by a monitored session, called before each save."""
-        self._soon = threading.Event()
+        self._soon = concurrency.Event()
 
     def begin(self) -> None:
         """Finds the global step, opens the writer and begins the listeners."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from harness.training.hooks.base import (
 )
 from harness.training.hooks.timer import SecondOrStepTimer
 from harness.training.services import StepCounter
+from runtime import concurrency
 
 if TYPE_CHECKING:
     from harness.tensorboard.writer import FileWriter
@@ -124,7 +124,7 @@ class StepCounterHook(EventsHook):
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
             assert self._counter is not None
-            self._counter.count(step, time.monotonic())
+            self._counter.count(step, concurrency.monotonic())
 
 
 class SummarySaverHook(EventsHook):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from runtime import concurrency
 
 
 class SecondOrStepTimer:
@@ -30,7 +31,7 @@ class SecondOrStepTimer:
         self,
         every_secs: float | None = None,
         every_steps: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = concurrency.monotonic,
     ) -> None:
         if (every_secs is None) == (every_steps is None):
             raise ValueError("exactly one of every_secs and every_steps should be provided")

@@ -75,7 +75,7 @@ def test_what_is_held_is_not_taken_back() -> None:
 
 
 def test_chiefs_that_always_meet_give_up_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
+    monkeypatch.setattr("runtime.concurrency.uniform", lambda low, high: 0.0)
     tasks = Tasks((0, 0), (0, 0))
     epochs = itertools.count(1)
 

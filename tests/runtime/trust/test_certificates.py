@@ -13,7 +13,6 @@ import runtime as rt
 from harness.certs import CA
 from runtime.errors import InvalidArgumentError, UnauthenticatedError
 from runtime.master import tasks
-from runtime.trust import certificates
 from runtime.trust.certificates import Certificates, choose, is_near_end, words
 from runtime.trust.security import VARIABLE, Security, in_force, share
 from tests.kit.certificates import make, pair_of, write
@@ -329,13 +328,13 @@ def test_an_end_is_told_once_an_hour(
 ) -> None:
     found = Certificates(make(tmp_path / "certs", authority, begins=-9 * DAY, ends=DAY / 2), "localhost")
     now = time.monotonic()
-    monkeypatch.setattr(certificates.time, "monotonic", lambda: now)
+    monkeypatch.setattr("runtime.concurrency.monotonic", lambda: now)
     for _ in range(3):
         found.tell_near_end("/job:ps/task:0")
     assert [r.getMessage() for r in caplog.records if "ends in 12 hours" in r.getMessage()] != []
     assert len(caplog.records) == 1
     now += 3601
-    monkeypatch.setattr(certificates.time, "time", lambda: found.current.end + 1)
+    monkeypatch.setattr("runtime.concurrency.wall_time", lambda: found.current.end + 1)
     found.tell_near_end("/job:ps/task:0")
     assert "has ended" in caplog.records[-1].getMessage() and len(caplog.records) == 2
 
