@@ -41,14 +41,14 @@ class Two:
         self.session = rt.Session(cluster.target_of(worker), self.graph)
 
 
-@pytest.mark.parametrize("same", [False, True])
-def test_two_aggregates_of_a_graph_are_two(same: bool) -> None:
+@pytest.mark.parametrize(("ps", "same"), [(1, False), (1, True), (2, False)])
+def test_two_aggregates_of_a_graph_are_two(ps: int, same: bool) -> None:
     """Workers whose steps come in another order mix no gradients of two optimizers."""
 
     def wrap(optimizer: harness.Optimizer) -> harness.SyncReplicas:
         return harness.SyncReplicas(optimizer, 2)
 
-    with rt.local_cluster(ps=1, workers=2) as cluster:
+    with rt.local_cluster(ps=ps, workers=2) as cluster:
         workers = [Two(cluster, index, same, wrap) for index in range(2)]
         one, other = workers
         one.session.run(one.init)

@@ -121,6 +121,20 @@ def test_one_tensor_fed_twice() -> None:
             sess.run(x)
 
 
+def test_a_saver_takes_a_monitored_session(tmp_path: pathlib.Path) -> None:
+    """A monitored session stands wherever checkpoints reach the session below it."""
+    step = harness.get_or_create_global_step()
+    more = step.assign_add(1)
+    saver = harness.Saver()
+    with harness.MonitoredSession() as sess:
+        for _ in range(3):
+            sess.run(more)
+        path = saver.save(sess, str(tmp_path / "own"), step)
+        sess.run(more)
+        saver.restore(sess, path)
+        assert sess.run(step) == 3
+
+
 def test_a_hook_stops_training() -> None:
     class Stop(SessionRunHook):
         def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:

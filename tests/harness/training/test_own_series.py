@@ -97,6 +97,22 @@ def test_a_change_of_the_name_goes_on_from_the_newest_step(tmp_path: pathlib.Pat
         assert train(tmp_path, 1, checkpoint_basename="a")["step"] == expected
 
 
+def test_an_evaluator_reads_what_the_run_saved(tmp_path: pathlib.Path) -> None:
+    """The newer checkpoint of a Saver of the user's own, which lacks the global step, is not evaluated."""
+    train(tmp_path, 5, beside="best")
+    steps = []
+    with rt.Graph().as_default() as other:
+        step = harness.get_or_create_global_step()
+        rt.Variable(np.float32(0), name="w")
+
+    def evaluate(session: rt.Session, at: int) -> dict[str, float]:
+        steps.append(int(session.run(step)))
+        return {"step": float(at)}
+
+    harness.Evaluator(evaluate, tmp_path, graph=other, silence_secs=0.0).run()
+    assert sorted(steps) == [0, 5]
+
+
 def test_all_series_count_where_no_run_has_written_a_record(tmp_path: pathlib.Path) -> None:
     """A program with sessions and Savers of its own; a chief prefers its own series there."""
     variable = rt.Variable(np.float32(0), name="w")

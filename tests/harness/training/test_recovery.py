@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import SessionLog
 
+import harness
+import runtime as rt
 from tests.harness import cluster_kit
 from tests.harness.cluster_kit import consistent
 from tests.kit.events import read_events
@@ -95,6 +97,27 @@ def test_one_ps_of_two_dies_and_all_go_back_to_one_step(tmp_path: Path) -> None:
         other.tell("pause")
         done = chief.hear("TRAINED")[1] + other.hear("TRAINED")[1]
         assert consistent(chief.request("values")) == 10 + done
+
+
+def test_recovery_passes_over_a_users_own_saver(tmp_path: Path) -> None:
+    """A checkpoint of other variables below the log directory is not restored, though it is the newest."""
+    with cluster_kit.cluster(1, 1, logdir=str(tmp_path)) as c:
+        ps = c.ps(0)
+        chief = c.worker(0)
+        assert chief.request("steps", 10) == 10
+        chief.request("save", answer="SAVED")
+        with rt.Graph().as_default() as graph:
+            other = rt.Variable(0.0, name="other")
+            with rt.Session("", graph) as session:
+                session.run(other.initializer)
+                harness.Saver([other]).save(session, str(tmp_path / "best"), 99)
+        ps.kill()
+        chief.tell("steps", 5)
+        chief.hear("LOG", "recovering")
+        c.ps(0)
+        chief.hear("LOG", "recovered .* at step 10")
+        assert chief.hear("STEPS")[1] == 15
+        assert consistent(chief.request("values")) == 15
 
 
 def test_a_ps_dies_while_checkpoints_are_written_all_the_time(tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_no_part_is_smaller_than_half_without_need() -> None:
     assert len(parts) <= 2 * sum(equation.cost for equation in expressions.main.equations) // 100 + 1
 
 
+def test_a_list_of_any_length_has_parts() -> None:
+    """An update of 2,300 variables by Adam was refused: it has more than 50,000 equations."""
+    expressions = read_expressions(of_one(chain(["sinh", "tanh"], 60_000), 4))
+    assert len(expressions.main.equations) > 50_000
+    parts, _ = split(expressions, 4096)
+    assert len(parts) > 10
+
+
 def test_equal_variables_make_equal_parts() -> None:
     parts, _ = split(read_expressions(program(300).blob), 100)
     assert len(parts) >= 10

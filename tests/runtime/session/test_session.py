@@ -218,6 +218,20 @@ def test_a_feed_must_be_a_dict_and_name_each_tensor_once(session: rt.Session) ->
         session.run(x, {x: 1.0, "x:0": 2.0})
 
 
+def test_feeds_are_looked_up_not_searched(session: rt.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feeding n placeholders compares each with a few others, where a search would compare n * n / 2 pairs."""
+    inputs = [rt.placeholder(np.float32, [], name=f"x{n}") for n in range(100)]
+    compared = []
+
+    def is_same(one: object, other: object) -> bool:
+        compared.append(one)
+        return one is other
+
+    monkeypatch.setattr(rt.Tensor, "__eq__", is_same, raising=False)
+    assert session.run(inputs[7], {x: float(n) for n, x in enumerate(inputs)}) == 7.0
+    assert len(compared) < 10 * len(inputs)
+
+
 def test_the_missing_placeholders_are_named(session: rt.Session) -> None:
     x, y = rt.placeholder(np.float32, [], name="x"), rt.placeholder(np.float32, [], name="y")
     with pytest.raises(rt.InvalidArgumentError, match="You must feed a value for placeholder tensor 'x:0', 'y:0'"):
