@@ -106,7 +106,8 @@ def main() -> None:
 
 
 def _instrument(watch: Stopwatch, trainer: Any) -> None:
-    from harness.training import session_manager, supervisor
+    from harness.training.run import supervisor
+    from harness.training.start import session_manager
     from models.mnist import data
     from runtime.master import master, tasks
     from runtime.plan import lower

@@ -23,7 +23,7 @@ def test_each_time_limit_has_one_row() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("module", ["harness.training.session_manager", "harness.training.policy"])
+@pytest.mark.parametrize("module", ["harness.training.start.session_manager", "harness.training.start.policy"])
 def test_public_time_limits_of_the_start_are_documented(module: str) -> None:
     found = {name for name in vars(importlib.import_module(module)) if re.fullmatch(r"[A-Z]\w*_SECS", name)}
     assert found <= {name for _, _, name in ROWS}

@@ -21,11 +21,11 @@ import runtime as rt
 from harness.coordinator import Coordinator
 from harness.data import lease_table
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
-from harness.training.global_step import get_or_create_global_step
-from harness.training.lifecycle import ELASTIC
-from harness.training.managed_session import is_chief
-from harness.training.monitored_session import MonitoredSession
-from harness.training.session_manager import LOST_CONTACT
+from harness.training.run.monitored_session import MonitoredSession
+from harness.training.start.global_step import get_or_create_global_step
+from harness.training.start.managed_session import is_chief
+from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.stop.lifecycle import ELASTIC
 from runtime import concurrency
 from runtime.lowlevel import Array, RunRecords, RunRecordView, explains_arguments
 

@@ -11,7 +11,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, underlying
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
-from harness.training.managed_session import is_chief
+from harness.training.start.managed_session import is_chief
 from runtime import concurrency
 
 _RETRY_SECS = 0.5

@@ -22,7 +22,7 @@ from runtime import concurrency
 
 PRELOAD = (
     *(
-        "harness.training.supervisor",
+        "harness.training.run.supervisor",
         "harness.checkpoints.saver",
         "harness.checkpoints.orbax",
         "harness.tensorboard.writer",

@@ -31,7 +31,7 @@ from harness.tf1.rnn import OPS as _RNN
 from harness.tf1.rnn_cells import OPS as _CELLS
 from harness.tf1.scopes import get_variable
 from harness.tf1.variables import Variable, model_variables
-from harness.training.global_step import create_global_step, get_global_step, get_or_create_global_step
+from harness.training.start.global_step import create_global_step, get_global_step, get_or_create_global_step
 from runtime import concurrency
 
 _LAYERS = Names()

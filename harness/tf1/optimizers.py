@@ -19,7 +19,7 @@ import runtime as rt
 from harness.coordinator import Coordinator
 from harness.optimizers import optimizer, sync_replicas
 from harness.tf1.lift import Names, is_tensor
-from harness.training.hooks.base import SessionRunHook
+from harness.training.run.hooks.base import SessionRunHook
 
 _T = TypeVar("_T")
 

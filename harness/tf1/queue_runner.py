@@ -11,7 +11,7 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, underlying
-from harness.training.monitored_session import MonitoredSession
+from harness.training.run.monitored_session import MonitoredSession
 from runtime import concurrency
 
 

@@ -14,7 +14,7 @@ from harness.tf1.decays import OPS as _DECAYS
 from harness.tf1.inputs import OPS as _INPUTS
 from harness.tf1.missing import absent
 from harness.tf1.optimizers import OPS as _OPTIMIZERS
-from harness.training.global_step import global_step
+from harness.training.start.global_step import global_step
 
 
 class Server(rt.Server):

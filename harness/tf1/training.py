@@ -11,18 +11,18 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import STOP_GRACE_SECS, Coordinator
 from harness.monitoring import timeline
-from harness.training import readiness, session_manager
-from harness.training.hooks import (
+from harness.training.run.hooks import (
     SecondOrStepTimer,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from harness.training.hooks.base import EventsHook, GlobalStepHook
-from harness.training.monitored_session import MonitoredSession
-from harness.training.scaffold import ChiefSessionCreator, Scaffold
-from harness.training.session_manager import GIVE_UP_SECS
+from harness.training.run.hooks.base import EventsHook, GlobalStepHook
+from harness.training.run.monitored_session import MonitoredSession
+from harness.training.start import readiness, session_manager
+from harness.training.start.scaffold import ChiefSessionCreator, Scaffold
+from harness.training.start.session_manager import GIVE_UP_SECS
 
 _LOG_EVERY_SECS = 10.0
 

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import harness
 import runtime as rt
-from harness.training import last_save
+from harness.training.stop import last_save
 
 SIZE = 1 << 17
 SECS = 60.0

@@ -12,7 +12,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.training.services import Checkpoints
+from harness.training.run.services import Checkpoints
 from tests.harness.checkpoints import checkpoint_kit as ckit
 from tests.kit.losses import loss_of
 from tests.kit.waits import until

@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 import runtime as rt
 from harness import monitoring
 from harness.launch import policy
-from harness.training.preemption import preemptible
+from harness.training.stop.preemption import preemptible
 
 pytestmark = pytest.mark.cluster
 

@@ -21,7 +21,7 @@ def test_a_program_may_have_a_flag_that_absl_has() -> None:
     ended = _run(
         """
         import harness.tf1 as tf
-        import harness.training.supervisor
+        import harness.training.run.supervisor
         from absl import logging
         tf.app.flags.DEFINE_string("log_dir", "/tmp/mine", "where events go")
         tf.app.flags.DEFINE_enum("v", "b", ["a", "b"], "which")

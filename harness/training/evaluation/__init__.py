@@ -1,0 +1,1 @@
+"""Evaluation: the process that evaluates the checkpoints of a run, and its decisions."""

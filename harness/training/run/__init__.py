@@ -1,0 +1,1 @@
+"""Run: what a training program makes of its cluster, its graph and its sessions."""

@@ -1,0 +1,571 @@
+"""Supervisor: the training helper of TF1, around one session that is ready, recovers and ends well.
+
+A training program makes a ``Supervisor`` and trains in its session. ``supervisor_parts`` checks the arguments,
+``lifecycle`` brings the run from its session to its end, and ``services`` saves and summarises beside training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcInfo, LooperThread, failed
+from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
+from harness.training.run import services, supervisor_parts
+from harness.training.start import readiness
+from harness.training.start.global_step import GlobalStep
+from harness.training.start.managed_session import ManagedSession
+from harness.training.start.policy import Role
+from harness.training.start.readiness import CheckpointSaver, Element, Feeds
+from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
+from harness.training.stop.lifecycle import Lifecycle
+from harness.training.stop.policy import RunPhase
+from runtime import concurrency
+from runtime.concurrency import Thread
+
+_LOG_SECS = 10.0
+_OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
+"""Errors that a stop, or the end of the input, causes in steps that are under way."""
+
+
+class Supervisor:
+    """A training helper that saves checkpoints, writes summaries and recovers lost tasks.
+
+        sv = Supervisor(is_chief=True, logdir="/tmp/run", global_step=global_step)
+        with sv.managed_session(server.target) as sess:
+            while not sv.should_stop():
+                sess.run(train_op)
+
+    The chief is one task of the cluster. The chief keeps a model that is alive on the ps tasks, else restores the
+    newest checkpoint, else initialises. The other tasks wait for the chief. ``USE_DEFAULT`` picks the default that is
+    described below; None turns a part off. The Supervisor finalizes the graph: make operations before.
+
+    Args:
+        graph: Graph of the model. Default: the default graph.
+        ready_op: String tensor with the names of what is not ready. Default: the uninitialised variables.
+        ready_for_local_init_op: The same for what ``local_init_op`` needs. Default: nothing is checked.
+        is_chief: True on the task that initialises, saves and summarises.
+        init_op: Operation that gives all variables values. Default: every global variable its initial value.
+        init_feed_dict: Feeds of ``init_op``.
+        local_init_op: Operation that runs in every new session of every task. Default: initialises the local variables.
+        logdir: Directory of checkpoints and events; None or "" for neither. Only the chief writes there.
+        summary_op: String tensor of a serialized summary, run by a timer. Default: all summaries merged.
+        saver: Any object with ``save(sess, path, global_step=)`` and ``restore(sess, path)``. Default: a ``Saver`` of
+            all variables.
+        global_step: Variable that counts the steps. Default: the graph's global step.
+        save_summaries_secs: Seconds between summaries and step rates; 0 for none. Here and below ``math.inf`` is a
+            valid period: once at the start, and never again.
+        save_model_secs: Seconds between checkpoints. With 0 the chief saves only at a clean end, and before a ps
+            leaves that was asked to stop.
+        recovery_wait_secs: Seconds between looks at a ready operation of the user's own.
+        stop_grace_secs: Seconds that threads, steps and other tasks have to end after a stop.
+        checkpoint_basename: First part of the checkpoints' names.
+        session_manager: Manager that opens sessions instead of the Supervisor's own.
+        summary_writer: Writer of events. Default: a ``FileWriter`` into ``logdir``.
+        init_fn: Function that is called with the session after ``init_op``.
+
+    Raises:
+        TypeError: An argument is of another type, or an object lacks a method.
+        ValueError: A number of seconds is negative, or an operation is not in the graph.
+    """
+
+    USE_DEFAULT: Final = supervisor_parts.USE_DEFAULT
+    """Stands for "the default"; compared by identity, as None means "off"."""
+
+    @rt.lowlevel.explains_arguments
+    def __init__(
+        self,
+        graph: rt.Graph | None = None,
+        ready_op: Element | Literal[0] | None = USE_DEFAULT,
+        ready_for_local_init_op: Element | Literal[0] | None = USE_DEFAULT,
+        is_chief: bool = True,
+        init_op: Element | Literal[0] | None = USE_DEFAULT,
+        init_feed_dict: Feeds | None = None,
+        local_init_op: Element | Literal[0] | None = USE_DEFAULT,
+        logdir: str | os.PathLike[str] | None = None,
+        summary_op: Element | Literal[0] | None = USE_DEFAULT,
+        saver: CheckpointSaver | Literal[0] | None = USE_DEFAULT,
+        global_step: GlobalStep | Literal[0] | None = USE_DEFAULT,
+        save_summaries_secs: float = 120,
+        save_model_secs: float = 600,
+        recovery_wait_secs: float = 30,
+        stop_grace_secs: float = STOP_GRACE_SECS,
+        checkpoint_basename: str = "model.ckpt",
+        session_manager: SessionManager | None = None,
+        summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
+        init_fn: Callable[[rt.Session], object] | None = None,
+    ) -> None:
+        parts = supervisor_parts.assemble(locals())
+        self._graph = parts.graph
+        self.is_chief = is_chief
+        """True on the chief."""
+        self._stop_grace_secs = min(stop_grace_secs, LONGEST_SECS)
+        self.coord = Coordinator()
+        """The coordinator that stops the threads."""
+        self._life = Lifecycle(self.coord, is_chief, self._stop_grace_secs)
+        self.logdir = parts.logdir
+        """Absolute path of the log directory; None for none."""
+        self.ready_op = parts.ready_op
+        """String tensor with the names of what is not ready."""
+        self.ready_for_local_init_op = parts.ready_for_local_init_op
+        """The same for what ``local_init_op`` needs."""
+        self.init_op = parts.init_op
+        """The operation that gives the variables their first values."""
+        self.global_step = parts.global_step
+        """The global step."""
+        self.summary_op = parts.summary_op
+        """The operation that the summary timer runs."""
+        self.saver = parts.saver
+        """The saver; None on tasks that are not the chief."""
+        self.session_manager = session_manager or parts.session_manager(recovery_wait_secs, self._life.grace_period)
+        """The manager that opens sessions."""
+        if isinstance(self.session_manager, SessionManager):
+            self.session_manager.stop_with(self._life.grace_period)
+            self.session_manager.series = checkpoint_basename
+        self.init_feed_dict = init_feed_dict
+        """Feeds of ``init_op``."""
+        self.init_fn = init_fn
+        """The function that is called with the session after ``init_op``."""
+        self.save_model_secs = save_model_secs if is_chief else None
+        """Seconds between checkpoints; None on tasks that are not the chief."""
+        self.save_summaries_secs = save_summaries_secs if is_chief else None
+        """Seconds between summaries; None on tasks that are not the chief."""
+        self.save_path = os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
+        """First part of the checkpoints' paths; None where none are written."""
+        self.summary_writer = parts.summary_writer
+        """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
+        self._writer_closed = False
+        self._graph_written = False
+        self._checkpoints: services.Checkpoints | None = None
+        self._summaries: services.Summaries | None = None
+        self._services: Sequence[Thread] = ()
+        self._graph.finalize()
+
+    # -- a session ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def managed_session(
+        self,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        start_standard_services: bool = True,
+        close_summary_writer: bool = True,
+        *,
+        recover: bool = True,
+        max_wait_secs: float = GIVE_UP_SECS,
+    ) -> Iterator[ManagedSession]:
+        """Opens a session that is ready, for the length of a ``with`` block.
+
+        The end of the block stops the threads. After a block without an error the chief waits for the other tasks,
+        saves a last checkpoint and reports the end of training to every task. The end of the input, OutOfRangeError,
+        is no error. An error of the block or of a service thread is raised.
+
+        Args:
+            master: Session target.
+            config: Session options. Without device filters the session needs only the tasks that the graph uses;
+                ``("/job:*",)`` asks for all.
+            start_standard_services: True to start the chief's checkpoint, summary and step-rate threads, and the queue
+                runners.
+            close_summary_writer: True to close the writer at the end.
+            recover: True to open a new session when a task is lost, and to run the step again. False raises the error.
+            max_wait_secs: Seconds to wait for the model, at the start and in each recovery.
+        """
+        over, after_the_stop = True, None
+        try:
+            session = self.prepare_or_wait_for_session(
+                master,
+                config,
+                max_wait_secs=max_wait_secs,
+                start_standard_services=start_standard_services,
+                recover=recover,
+            )
+            # The end of this block ends training; without this the end of a block of the session would, too.
+            session.on_exit = None
+            yield session
+        except Exception as error:
+            if self.coord.should_stop() and not failed(self.coord) and not isinstance(error, _OF_THE_STOP):
+                logging.error("error of the block after the stop, raised when training has ended: %r", error)
+                after_the_stop = error
+            else:
+                self.coord.request_stop(error)
+        except BaseException:
+            # Ctrl-C and SIGTERM save, but training is not over: the same command continues later.
+            over = False
+            raise
+        finally:
+            try:
+                self._end(over=over, close_summary_writer=close_summary_writer)
+            finally:
+                self._life.close()
+        if after_the_stop is not None:
+            raise after_the_stop
+
+    def prepare_or_wait_for_session(
+        self,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float = GIVE_UP_SECS,
+        start_standard_services: bool = True,
+        *,
+        recover: bool = True,
+    ) -> ManagedSession:
+        """Opens a session that is ready.
+
+        The chief makes the model ready; another task waits for the chief. Where the session is used in a ``with``
+        block, training ends with the block as in ``stop``. Two things differ: threads of the program's own need not
+        have ended, and the summary writer stays open. After an error that leaves the block no task is informed that
+        training is over.
+
+        Args:
+            master: Session target.
+            config: Session options.
+            wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint before it initialises.
+            max_wait_secs: Seconds to wait.
+            start_standard_services: True to start services and queue runners.
+            recover: As in ``managed_session``.
+
+        Raises:
+            RuntimeError: Nothing can make the model ready.
+            DeadlineExceededError: The model was not ready in time. The message names what or which task was missing.
+        """
+        self.coord.clear_stop()
+        writer = self.summary_writer
+        if writer is not None and self._writer_closed:
+            writer.reopen()
+            self._writer_closed = False
+        if recover:
+            # A silent task is waited for: its step is neither lost nor doubled when the task answers again.
+            config = readiness.with_start_timeout(config, max_wait_secs)
+        source = _SupervisorSource(self, self._graph, master, config, wait_for_checkpoint, max_wait_secs)
+        session = self._life.open(source, self._graph, recover=recover, global_step=self.global_step)
+        session.on_exit = self._leave_block
+        self._services = []
+        try:
+            if writer is not None and not self._graph_written:
+                writer.add_graph(self._graph)
+                self._graph_written = True
+            if start_standard_services and not self._life.late:
+                if self.is_chief and self.logdir is not None:
+                    self.start_standard_services(session)
+                self.start_queue_runners(session)
+        except BaseException as error:
+            # The caller does not receive the session, and so cannot close it.
+            self.coord.request_stop(error if isinstance(error, Exception) else None)
+            self._life.abandon()
+            self._life.close()
+            raise
+        return session
+
+    # -- services ----------------------------------------------------------------------------------------------
+
+    def start_standard_services(self, sess: ManagedSession) -> list[Thread] | None:
+        """Starts the threads that save checkpoints, write summaries and count steps.
+
+        Args:
+            sess: The session in which the threads run.
+
+        Returns:
+            The threads, or None without a ``logdir``.
+
+        Raises:
+            RuntimeError: This task is not the chief.
+        """
+        if not self.is_chief:
+            raise RuntimeError("Only chief supervisor can start standard services, because only the chief writes")
+        if self.logdir is None:
+            logging.warning("Standard services need a 'logdir' passed to the Supervisor")
+            return None
+        writer = self.summary_writer
+        if writer is not None and self.global_step is not None:
+            writer.add_session_log("START", int(sess.run(self.global_step)))
+        threads = self._make_summary_threads(sess, self.save_summaries_secs or 0)
+        if self.saver is not None and self.save_path is not None:
+            self._checkpoints = services.Checkpoints(
+                self.saver, self.save_path, self.global_step, writer, self._life.leads
+            )
+            saves = services.CheckpointThread(self.coord, self.save_model_secs or 0, sess, self._checkpoints)
+            self._life.save = saves.save
+            if self.save_model_secs:
+                threads.append(saves)
+        for thread in threads:
+            thread.start()
+        self._services = threads
+        return threads
+
+    def _make_summary_threads(self, sess: ManagedSession, secs: float) -> list[Thread]:
+        writer = self.summary_writer
+        threads: list[Thread] = []
+        if not secs or writer is None:
+            return threads
+        if self.summary_op is not None:
+            self._summaries = services.Summaries(self.summary_op, self.global_step, writer)
+            threads.append(services.service(self.coord, "write-summaries", secs, sess, self._summaries.write))
+        if self.global_step is not None:
+            count = services.StepCounter(self.global_step.op.name, writer).count_in(self.global_step)
+            threads.append(services.service(self.coord, "count-steps", secs, sess, count))
+            if sess.target and isinstance(writer, SeriesWriter):
+                threads.append(SeriesThread(self.coord, secs, sess, self.global_step, writer))
+        return threads
+
+    def start_queue_runners(
+        self, sess: rt.Session, queue_runners: Sequence[services.CreatesThreads] | None = None
+    ) -> list[Thread]:
+        """Starts the threads that fill queues.
+
+        Args:
+            sess: The session in which the threads run.
+            queue_runners: The queue runners. Default: the graph's collection QUEUE_RUNNERS.
+        """
+        if queue_runners is None:
+            queue_runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
+        return services.start_queue_runners(queue_runners, sess, self.coord)
+
+    def loop(
+        self,
+        timer_interval_secs: float | None,
+        target: Callable[..., object],
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
+    ) -> LooperThread:
+        """Starts a thread that calls ``target`` at once and then every interval, until a stop.
+
+        An error of ``target`` stops the Supervisor.
+
+        Args:
+            timer_interval_secs: Seconds between calls; None for no pause.
+            target: Function that the thread calls.
+            args: Positional arguments of ``target``.
+            kwargs: Keyword arguments of ``target``.
+        """
+        return LooperThread.loop(self.coord, timer_interval_secs, target, args, kwargs)
+
+    def summary_computed(self, sess: rt.Session, summary: object, global_step: int | None = None) -> None:
+        """Writes a summary that was computed in a training step.
+
+        Args:
+            sess: Session in which the global step is fetched when none is given.
+            summary: Value of the summary operation.
+            global_step: Step of the summary.
+
+        Raises:
+            RuntimeError: There is no summary writer.
+        """
+        if self.summary_writer is None:
+            raise RuntimeError("Writing a summary requires a summary writer.")
+        if global_step is None and self.global_step is not None:
+            global_step = int(sess.run(self.global_step))
+        self.summary_writer.add_summary(summary, global_step)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def stop(
+        self,
+        threads: Sequence[Thread] | None = None,
+        close_summary_writer: bool = True,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        """Stops threads and services, and ends training. Closes no session.
+
+        At a clean end the chief waits for the other tasks, saves, and reports the end to them. After the end of the
+        session's block, or an earlier ``stop``, nothing is done a second time.
+
+        Args:
+            threads: Threads to join beside the Supervisor's own.
+            close_summary_writer: True to close the writer.
+            ignore_live_threads: True to only log threads that outlive the grace period.
+
+        Raises:
+            BaseException: The error that a thread, or ``request_stop``, has reported.
+            RuntimeError: Threads are alive after the grace period. The message names them.
+        """
+        self._end(
+            over=True,
+            close_summary_writer=close_summary_writer,
+            threads=threads,
+            ignore_live_threads=ignore_live_threads,
+        )
+
+    def _end(
+        self,
+        *,
+        over: bool,
+        close_summary_writer: bool,
+        threads: Sequence[Thread] | None = None,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        interruption: BaseException | None = None
+        directory = None if self._checkpoints is None else self.logdir
+        try:
+            while True:
+                try:
+                    if interruption is None:
+                        self._stop_and_join(threads, over=over, ignore_live_threads=ignore_live_threads)
+                    self._life.finish(self._final, over=over, checkpoint_dir=directory)
+                    break
+                except (KeyboardInterrupt, SystemExit) as error:
+                    # A first interruption of the end saves, but training is not over; a second one ends at once.
+                    if self._life.phase is RunPhase.OVER or failed(self.coord) or interruption is not None:
+                        raise
+                    interruption, over = error, False
+                    self.coord.request_stop()
+            if interruption is not None:
+                raise interruption
+        finally:
+            self.coord.request_stop()
+            if close_summary_writer and self.summary_writer is not None and not self._writer_closed:
+                self.summary_writer.add_session_log("STOP")
+                self.summary_writer.close()
+                self._writer_closed = True
+
+    def _stop_and_join(self, threads: Sequence[Thread] | None, *, over: bool, ignore_live_threads: bool) -> None:
+        if over and not failed(self.coord):
+            # The services are still at work: a long wait for other workers has checkpoints, too.
+            self._life.wait_for_others()
+        self.coord.request_stop()
+        self._life.limit_silence()
+        self._join_services()
+        self.coord.join(threads, self._stop_grace_secs, ignore_live_threads)
+
+    def _leave_block(self, error: BaseException | None) -> None:
+        """Ends training with the block of a session from ``prepare_or_wait_for_session``."""
+        if error is None or isinstance(error, rt.OutOfRangeError):
+            self._end(over=True, close_summary_writer=False, ignore_live_threads=True)
+        elif not isinstance(error, Exception):
+            self._end(over=False, close_summary_writer=False, ignore_live_threads=True)
+        else:
+            self._life.abandon()
+
+    def _join_services(self) -> None:
+        """Waits for the services, for a save without a limit.
+
+        After a failure no service is waited for here; ``Coordinator.join`` gives all threads the grace period.
+        """
+        for thread in self._services:
+            while thread.is_alive() and thread is not concurrency.current_thread() and not failed(self.coord):
+                saves = isinstance(thread, services.CheckpointThread)
+                thread.join(_LOG_SECS)
+                if thread.is_alive():
+                    logging.warning("stopping: waiting for thread %s", thread.name)
+                if not saves:
+                    break
+
+    def _final(self, session: rt.Session) -> None:
+        """Writes the last checkpoint, then the last summaries."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(session)
+        if self._summaries is not None:
+            self._summaries.write(session)
+        if self.summary_writer is not None and not self._writer_closed:
+            self.summary_writer.flush()
+
+    def request_stop(self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False) -> None:
+        """Stops every thread of this task; see ``Coordinator.request_stop``.
+
+        Args:
+            ex: Error that stops training; this task raises the error at its end. None for no error.
+            everybody: True to stop the other tasks that take part, too, each after its step. Without an open session,
+                or without other tasks, only this task stops.
+
+        Raises:
+            OpError: The order reached no ps. This task stops all the same.
+        """
+        try:
+            if everybody:
+                self._life.stop_everybody(f"{type(ex).__name__}: {ex}" if isinstance(ex, Exception) else "")
+        finally:
+            self.coord.request_stop(ex)
+
+    def should_stop(self) -> bool:
+        """Returns True if training is to stop."""
+        return self.coord.should_stop()
+
+    def stop_on_exception(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that turns an exception into a stop; ``stop`` raises that exception."""
+        return self.coord.stop_on_exception()
+
+    def wait_for_stop(self) -> None:
+        """Waits until a stop is requested."""
+        self.coord.wait_for_stop()
+
+    # -- TF1's older names -------------------------------------------------------------------------------------
+
+    PrepareSession = prepare_or_wait_for_session
+    StartQueueRunners = start_queue_runners
+    StartStandardServices = start_standard_services
+    Stop = stop
+    RequestStop = request_stop
+    Loop = loop
+    ShouldStop = should_stop
+    StopOnException = stop_on_exception
+    WaitForStop = wait_for_stop
+    SummaryComputed = summary_computed
+
+
+class _SupervisorSource:
+    """The source of a Supervisor's sessions.
+
+    Args:
+        supervisor: Supervisor whose operations make a session ready.
+        graph: Graph of the sessions.
+        master: Session target.
+        config: Session options.
+        wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint before it initialises.
+        max_wait_secs: Seconds to wait for a session.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        graph: rt.Graph,
+        master: str,
+        config: rt.SessionConfig | None,
+        wait_for_checkpoint: bool,
+        max_wait_secs: float,
+    ) -> None:
+        self._supervisor = supervisor
+        self._graph = graph
+        self._master = master
+        self._config = config
+        self._recovering_config = readiness.for_recovery(config)
+        self._wait_for_checkpoint = wait_for_checkpoint
+        self.give_up_secs = max_wait_secs
+        manager = supervisor.session_manager
+        # A manager of the user's own knows neither run records nor a probe.
+        self._own = manager if isinstance(manager, SessionManager) else None
+        role = Role.CHIEF if supervisor.is_chief else Role.OTHER
+        self.records = self._own.records(master, config, role) if self._own is not None else None
+        self.probe: rt.Tensor | None = self._own.probe if self._own is not None else None
+
+    def ready(self, recovering: bool) -> rt.Session:
+        """Opens a session that is ready, as the chief or as another task.
+
+        Args:
+            recovering: True where the session takes the place of one that has lost a task.
+        """
+        supervisor, manager = self._supervisor, self._supervisor.session_manager
+        config = self._recovering_config if recovering else self._config
+        if not supervisor.is_chief:
+            return manager.wait_for_session(self._master, config=config, max_wait_secs=self.give_up_secs)
+        extra: dict[str, Any] = {"recovering": recovering} if self._own is not None else {}
+        return manager.prepare_session(
+            self._master,
+            supervisor.init_op,
+            saver=supervisor.saver,
+            checkpoint_dir=supervisor.logdir,
+            wait_for_checkpoint=self._wait_for_checkpoint,
+            max_wait_secs=self.give_up_secs,
+            config=config,
+            init_feed_dict=supervisor.init_feed_dict,
+            init_fn=supervisor.init_fn,
+            **extra,
+        )
+
+    def bare(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+        return rt.Session(self._master, self._graph, readiness.filtered(self._config, self._graph, self.give_up_secs))

@@ -1,0 +1,381 @@
+"""ManagedSession: the session of a training loop, which survives the loss of tasks.
+
+``Lifecycle`` makes a ``ManagedSession`` for Supervisor and MonitoredSession. A lost task is told from an error of the
+step's own Python by ``Session.lost``, which knows where an error comes from. The type of an error does not tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator, GracePeriod
+from harness.training.start.session_manager import LOST_CONTACT
+from harness.training.start.session_source import RunSessions
+from runtime import concurrency
+
+TRIES = 3
+"""New sessions in a row for one step that find nothing different, or too little memory, before the error is raised."""
+_PAUSE_SECS = 0.5
+"""Seconds before the second new session and each later one: a shortage on a task may pass."""
+_T = TypeVar("_T")
+
+
+class ManagedSession(rt.Session):
+    """A session whose ``run`` survives the loss of tasks.
+
+    When the tasks of the session underneath raise UnavailableError or AbortedError, a recovery opens a new session and
+    runs the step again there. The caller sees a step that took longer. The chief restores lost variables; other tasks
+    wait for the chief. The same error of a Python call in the step is raised.
+
+    Any number of threads may use the session; one thread recovers while the other threads wait. A step raises its error
+    after ``TRIES`` new sessions in which nothing was different, or memory was short.
+
+    The class inherits the type of a session, for callers that ask for a session, and none of a session's state. Every
+    other attribute is the one of the present session underneath, ``raw``.
+
+    Args:
+        sessions: Sessions of the run: the first one, and a new one in each recovery.
+        graph: Graph that is run.
+        grace_period: Grace period after whose end nothing is recovered.
+        recover: False raises the error of a lost task, as TF1's session does.
+        global_step: Variable that counts the steps, for the log of lost steps; None for none.
+        on_recovery: Function that is called with each new session after a recovery, before any step runs there.
+    """
+
+    def __init__(
+        self,
+        sessions: RunSessions,
+        graph: rt.Graph,
+        grace_period: GracePeriod,
+        *,
+        recover: bool = True,
+        global_step: Any = None,
+        on_recovery: Callable[[rt.Session], object] | None = None,
+    ) -> None:
+        self.graph = graph
+        self._sessions = sessions
+        self._grace_period = grace_period
+        self._coord = grace_period.coord
+        self._recovers = recover
+        self._global_step = global_step
+        self._on_recovery = on_recovery
+        give_up_secs = sessions.give_up_secs
+        self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
+        self._recovery = concurrency.RLock()
+        self._failed: BaseException | None = None
+        self._gives_step: dict[rt.Operation | None, bool] = {}
+        self._seen: int | None = None
+        # The highest step so far; a lost step counts until a step beyond the restored one is seen.
+        self._reached: int | None = None
+        self._closed = False
+        # By thread that runs a step: the begin of the step on time.monotonic().
+        self._steps: dict[int, float] = {}
+        self.on_exit: Callable[[BaseException | None], object] | None = None
+        """Function that is called at the end of a ``with`` block, before the close, with the error of the block."""
+        self.left: rt.TaskLeftError | None = None
+        """Error that ends all training here: a task has left, as training is over. None before."""
+        self.is_chief: bool | None = None
+        """True on the chief of the run; None of a session that is part of no run."""
+        self.last_loss: rt.OpError | None = None
+        """Error that the last recovery was for; names the task."""
+        self.recoveries = 0
+        """Number of recoveries, each with a new session."""
+        self.raw = sessions.open(False)
+        """The present session underneath."""
+        self.config = self.raw.config
+        self.target = self.raw.target
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any, **options: Any) -> Any:
+        """Runs one step; arguments, result and errors are those of ``Session.run``.
+
+        Args:
+            fetches: As in ``Session.run``.
+            feed_dict: As in ``Session.run``.
+            *arguments: Further arguments of ``Session.run``.
+            **options: Further arguments of ``Session.run``, by name.
+
+        Raises:
+            BaseException: The error that has stopped the coordinator, such as the failure of a service thread.
+            UnavailableError, AbortedError: A task was lost, and the session does not recover, or is to stop.
+            ResourceExhaustedError: The step needs more memory than a task has.
+            DeadlineExceededError: A recovery did not succeed in time. The message names the missing task.
+            OutOfRangeError: The chief has finished training meanwhile.
+            TaskLeftError: A task has left since, as training is over.
+        """
+        result = self.run_again(lambda raw: raw.run(fetches, feed_dict, *arguments, **options))
+        self.note(fetches, result)
+        return result
+
+    def run_again(self, step: Callable[[rt.Session], _T]) -> _T:
+        """Calls a function with the session underneath, and again with each new one that a loss makes necessary.
+
+        Args:
+            step: Function of a session that runs a step.
+
+        Returns:
+            The value of the function.
+
+        Raises:
+            BaseException: The error that has stopped the coordinator, or an error of the function that is no loss of
+                the session.
+        """
+        recoveries = Recoveries(self)
+        self._steps[concurrency.thread_id()] = concurrency.monotonic()
+        try:
+            while True:
+                # The failure of a service reaches the training loop here, not only the log.
+                if self._coord.should_stop():
+                    self._coord.raise_requested_exception()
+                raw = self.raw
+                try:
+                    return step(raw)
+                except Exception as error:
+                    if recoveries.cure(raw, error):
+                        continue
+                    if isinstance(error, rt.TaskLeftError) and raw.raised(error):
+                        self.left = error
+                    # The error of a thread comes first: a closed queue, say, is only its consequence.
+                    self._coord.raise_requested_exception()
+                    raise
+        finally:
+            self._steps.pop(concurrency.thread_id(), None)
+
+    def end_steps(self) -> None:
+        """Notes that the steps under way have been cancelled."""
+        self._steps.clear()
+
+    def step_secs(self) -> float:
+        """Returns the age of the oldest step under way, in seconds; 0 when there is none."""
+        began = min(list(self._steps.values()), default=None)
+        return 0.0 if began is None else concurrency.monotonic() - began
+
+    def replaced(self, raw: rt.Session) -> bool:
+        """Returns True if another thread has replaced and closed a session. Waits for a recovery under way.
+
+        Args:
+            raw: Session underneath in which a step has run.
+        """
+        with self._recovery:
+            return raw is not self.raw
+
+    def note(self, fetches: Any, result: Any) -> None:
+        """Notes the global step among the values that a step has fetched, for the log of lost steps.
+
+        Args:
+            fetches: Fetches of the step. Lists, tuples and dictionaries are searched.
+            result: Values, in the same structure.
+        """
+        if isinstance(fetches, dict):
+            for key, fetch in fetches.items():
+                self.note(fetch, result[key])
+        elif isinstance(fetches, (list, tuple)):
+            for fetch, value in zip(fetches, result, strict=True):
+                self.note(fetch, value)
+        elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
+            step = int(result)
+            if self._seen is None or step > self._seen:
+                self._seen = self._reached = step
+
+    def _is_step(self, op: rt.Operation | None) -> bool:
+        """Returns True if an operation reads the global step, or updates the step alone and returns the result."""
+        known = self._gives_step.get(op)
+        if known is None:
+            name = getattr(getattr(self._global_step, "op", None), "name", "")
+            written = [variable.name for variable in getattr(getattr(op, "body", None), "variables", ())]
+            reads = op is not None and op.name in (name, f"{name}/read")
+            known = self._gives_step[op] = bool(name) and (reads or written == [name])
+        return known
+
+    def recover(self, broken: rt.Session, error: BaseException) -> None:
+        """Replaces a broken session, unless another thread has done so already.
+
+        Args:
+            broken: Session underneath that raised.
+            error: Error of that session. Raised again when there is to be no recovery, or no task is lost.
+
+        Raises:
+            TaskLeftError: A task has left, as training is over.
+            BaseException: The error, or the error that has ended the recovery.
+        """
+        if not self._recovers:
+            raise error
+        with self._recovery:
+            if self.raw is not broken:
+                return
+            if not broken.lost(error):
+                raise error
+            if self._failed is not None:
+                raise self._failed
+            if not self._closed and (gone := broken.left_tasks):
+                self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
+                raise self.left from error
+            self._grace_period.start_again()
+            if self._closed or self._grace_period.exhausted():
+                raise error
+            started = concurrency.monotonic()
+            logging.warning("recovering: %s%s", error, self._limit)
+            if isinstance(error, rt.OpError):
+                self.last_loss = error
+            try:
+                fresh = self._sessions.open(True)
+            except BaseException as failure:
+                self._failed = failure
+                if isinstance(failure, rt.TaskLeftError):
+                    self.left = failure
+                raise
+            self.recoveries += 1
+            fresh.take_plans(broken)
+            if self._on_recovery is not None:
+                try:
+                    self._on_recovery(fresh)
+                except BaseException as again:
+                    if not fresh.lost(again):
+                        fresh.close()
+                        raise
+                    # The next run meets the loss again, and recovers.
+                    logging.warning("lost contact again: %s", again)
+            self._log_recovery(broken, fresh, concurrency.monotonic() - started)
+            self.raw = fresh
+            broken.close()
+
+    def _log_recovery(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
+        known, now = self.last_step(), None
+        if self._global_step is not None:
+            try:
+                now = int(fresh.run(self._global_step))
+            except LOST_CONTACT as again:
+                logging.warning("lost contact again: %s", again)
+        if now is not None:
+            # A lost step is reported once.
+            self._seen, self._reached = now, max(now, self._reached or 0)
+        rt.lowlevel.metrics.add("recoveries_total")
+        rt.lowlevel.metrics.add("recovery_seconds_total", took_secs)
+        text = f"recovered within {took_secs:.2f} s"
+        if now is None:
+            logging.warning("%s", text)
+        elif known is None or (known <= now and self._value_id(broken) == self._value_id(fresh)):
+            logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
+        elif known <= now:
+            # The step went back, and other workers have trained since: this task cannot count the lost steps.
+            logging.warning(
+                "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
+                "(step %d was the last seen here)",
+                *(text, now, known),
+            )
+        else:
+            rt.lowlevel.metrics.add("steps_lost_total", known - now)
+            logging.warning(
+                "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
+            )
+
+    def _value_id(self, session: rt.Session) -> str:
+        """Returns the id of the values on the global step's task. A restore gives the values of every task new ids."""
+        return session.value_ids[session.placement([self._global_step])[self._global_step].task_name]
+
+    def last_step(self) -> int | None:
+        """Returns the latest global step that a step has fetched; None before. A recovery sets it back."""
+        return self._seen
+
+    def reached(self) -> int | None:
+        """Returns the highest global step so far: ``last_step``, or a lost step that was not trained again since."""
+        return self._reached
+
+    @property
+    def coord(self) -> Coordinator:
+        """The coordinator that stops training in this task."""
+        return self._coord
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+        return self._closed
+
+    def close(self) -> None:
+        """Closes the session; a step under way ends with CancelledError. Never waits for a dead task."""
+        self._closed = True
+        self.raw.close()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Calls ``on_exit``, takes back the defaults and closes the session."""
+        try:
+            if self.on_exit is not None:
+                self.on_exit(value)
+        finally:
+            super().__exit__(kind, value, traceback)
+
+
+class _OfRaw:
+    """An attribute that reads the same attribute of the present session underneath."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, session: ManagedSession | None, owner: object) -> Any:
+        return self if session is None else getattr(session.raw, self._name)
+
+
+for _name in (
+    *("value_ids", "task", "id", "silent_secs", "left_tasks", "authority", "checkpoint_coordinator", "placement"),
+    *("adopt_generations", "list_devices", "cancel_steps", "raised", "lost", "take_plans"),
+):
+    setattr(ManagedSession, _name, _OfRaw(_name))
+
+
+class Recoveries:
+    """The recoveries of one action in a session, such as a step.
+
+    Args:
+        session: Session of the action.
+    """
+
+    def __init__(self, session: ManagedSession) -> None:
+        self._session = session
+        self._in_vain = 0
+
+    def cure(self, raw: rt.Session, error: BaseException) -> bool:
+        """Returns True if an error has ended only a session underneath, and a new session has taken its place.
+
+        Args:
+            raw: Session underneath that was used.
+            error: Error that ended the use.
+
+        Raises:
+            ResourceExhaustedError: Memory was short in ``TRIES`` sessions.
+            UnavailableError, AbortedError: The session has not lost a task, or ``TRIES`` recoveries were in vain.
+        """
+        session = self._session
+        if not isinstance(error, LOST_CONTACT):
+            # A hook may raise the same classes while another thread replaces the session: that error is the hook's.
+            cancelled = isinstance(error, rt.CancelledError | RuntimeError) and raw.raised(error)
+            return cancelled and session.replaced(raw)
+        if self._in_vain >= TRIES:
+            again = f"{error.message} (also after {TRIES} recoveries"
+            if error.out_of_memory:
+                text = f"{again}: give it less to do, or more memory)"
+                raise rt.ResourceExhaustedError(text, task=error.task) from error
+            raise type(error)(f"{again}, which found nothing different)", task=error.task)
+        if self._in_vain > 1:
+            session.coord.wait_for_stop(_PAUSE_SECS)
+        session.recover(raw, error)
+        same = raw.value_ids == session.raw.value_ids
+        self._in_vain = self._in_vain + 1 if same or error.out_of_memory else 0
+        return True
+
+
+def is_chief(session: rt.Session, default: bool) -> bool:
+    """Returns True if the task of a session is the chief of its run.
+
+    Args:
+        session: Session of the task.
+        default: Answer for a session that is part of no run.
+    """
+    found = getattr(session, "is_chief", None)
+    return default if found is None else bool(found)

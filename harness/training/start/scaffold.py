@@ -1,0 +1,302 @@
+"""Scaffold, the operations that make a model ready, and session creators: what a monitored session is made of."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import runtime as rt
+from harness.coordinator import GracePeriod
+from harness.training.start import readiness
+from harness.training.start.policy import Role
+from harness.training.start.readiness import CheckpointSaver, Element, Feeds
+from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
+from runtime.lowlevel import RunRecords
+
+ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
+
+
+_DEFAULTS: Mapping[str, Callable[[rt.Graph], object]] = {
+    "init_op": readiness.init_op,
+    "ready_op": readiness.ready_op,
+    "local_init_op": readiness.local_init_op,
+    "summary_op": readiness.summary_op,
+    "saver": readiness.saver,
+}
+"""The function that finds or makes each part of a scaffold that was not given."""
+
+
+class Scaffold:
+    """The operations of a graph that a monitored session needs. ``finalize`` makes those that are not given.
+
+    Args:
+        init_op: Operation that gives the global variables their first values.
+        init_feed_dict: Feeds of ``init_op``.
+        init_fn: Function of the scaffold and the session, called after ``init_op``.
+        ready_op: String tensor with the names of variables that are not ready.
+        ready_for_local_init_op: The same for ``local_init_op``; by default the global variables.
+        local_init_op: Operation of every new session.
+        summary_op: String tensor of a serialized summary.
+        saver: The saver.
+        copy_from_scaffold: Scaffold with the parts that are not given.
+
+    Raises:
+        TypeError: ``copy_from_scaffold`` is no Scaffold.
+
+    Example:
+        >>> import harness
+        >>> first = harness.Scaffold(init_feed_dict={"x": 1.0})
+        >>> harness.Scaffold(copy_from_scaffold=first).init_feed_dict
+        {'x': 1.0}
+    """
+
+    def __init__(
+        self,
+        init_op: Element | None = None,
+        init_feed_dict: Feeds | None = None,
+        init_fn: ScaffoldInitFn | None = None,
+        ready_op: Element | None = None,
+        ready_for_local_init_op: Element | None = None,
+        local_init_op: Element | None = None,
+        summary_op: Element | None = None,
+        saver: CheckpointSaver | None = None,
+        copy_from_scaffold: Scaffold | None = None,
+    ) -> None:
+        if not isinstance(copy_from_scaffold, Scaffold | None):
+            raise TypeError(f"copy_from_scaffold is not a Scaffold instance: {copy_from_scaffold!r}")
+        self.init_op = init_op
+        self.init_feed_dict = init_feed_dict
+        self.ready_op = ready_op
+        self.ready_for_local_init_op = ready_for_local_init_op
+        self.local_init_op = local_init_op
+        self.summary_op = summary_op
+        self.saver = saver
+        self._user_init_fn = init_fn
+        if copy_from_scaffold is not None:
+            for name, given in list(vars(self).items()):
+                if given is None:
+                    setattr(self, name, getattr(copy_from_scaffold, name))
+
+    @property
+    def init_fn(self) -> Callable[[rt.Session], object] | None:
+        """The user's ``init_fn`` as a function of the session alone."""
+        user = self._user_init_fn
+        return None if user is None else lambda session: user(self, session)
+
+    def finalize(self) -> Scaffold:
+        """Makes the missing operations and finalizes the graph.
+
+        Raises:
+            RuntimeError: The collection of a default holds more than one item.
+        """
+        graph = rt.get_default_graph()
+        keys = rt.GraphKeys
+        for key in (keys.INIT_OP, keys.READY_OP, keys.LOCAL_INIT_OP, keys.SUMMARY_OP, keys.SAVERS):
+            if len(graph.get_collection(key)) > 1:
+                raise RuntimeError(
+                    f"More than one item in the collection {key!r}. Please indicate which one to use by passing it to "
+                    "the Scaffold constructor."
+                )
+        for name, make in _DEFAULTS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, make(graph))
+        if self.ready_for_local_init_op is None and self.local_init_op is not None:
+            self.ready_for_local_init_op = readiness.ready_for_local_init_op(graph)
+        # From here on a training step cannot add to the graph by mistake, which would slow each step.
+        graph.finalize()
+        return self
+
+
+class SessionCreator:
+    """Base of session creators; a monitored session takes any object with ``create_session()``."""
+
+    def create_session(self) -> rt.Session:
+        """Opens a session that is ready for training."""
+        raise TypeError(f"{type(self).__name__} does not say how to create a session: define create_session()")
+
+
+class TrainingSessionCreator(SessionCreator):
+    """Base of the session creators of the chief and of the other tasks.
+
+    Args:
+        scaffold: Scaffold of the graph; a new one by default.
+        master: Target of the sessions.
+        config: Options of the sessions.
+        max_wait_secs: The longest wait for the model and for tasks, in seconds, at the start and in each recovery.
+    """
+
+    role = Role.OTHER
+    checkpoint_dir: str | None = None
+    """Directory of the checkpoints to restore from; None for none."""
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        max_wait_secs: float = GIVE_UP_SECS,
+    ) -> None:
+        self._scaffold = scaffold or Scaffold()
+        self._master = master
+        self._config = config
+        self._max_wait_secs = max_wait_secs
+        self.give_up_secs = max_wait_secs
+        """Seconds that a recovery takes at most; at the start ``start_timeout_secs`` counts too."""
+        self._manager: SessionManager | None = None
+        self.grace_period: GracePeriod | None = None
+        self.recovers = True
+        self.recovering = False
+        """True while the next session takes the place of a lost one; the monitored session sets it."""
+
+    def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> rt.Tensor | None:
+        """Prepares the creator for a monitored session, when the graph is complete.
+
+        Args:
+            grace_period: The end of this period ends waits.
+            series: Name of the series of checkpoints that the session saves; empty for none.
+            recovers: True where a silent task is waited for, so that no step is lost or doubled.
+
+        Returns:
+            A tensor that touches every task with variables; None where the creator knows of none.
+        """
+        self.grace_period, self.recovers = grace_period, recovers
+        manager = self.manager()
+        manager.series = series
+        return manager.probe
+
+    @property
+    def scaffold(self) -> Scaffold:
+        """The scaffold of the graph."""
+        return self._scaffold
+
+    def manager(self) -> SessionManager:
+        """Returns the session manager, and finalizes the scaffold at the first call."""
+        if self._manager is None:
+            graph = rt.get_default_graph()
+            # The manager's own operations have to be in the graph before the scaffold finalizes it.
+            if not graph.finalized:
+                readiness.operations(graph)
+            self._scaffold.finalize()
+            self._manager = SessionManager(
+                local_init_op=self._scaffold.local_init_op,
+                ready_op=self._scaffold.ready_op,
+                ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
+                graph=graph,
+                grace_period=self.grace_period,
+            )
+        return self._manager
+
+    def records(self) -> RunRecords | None:
+        """Returns the run records behind the target; None without a cluster."""
+        return self.manager().records(self._master, self._options(), self.role)
+
+    def bare_session(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+        graph = rt.get_default_graph()
+        return rt.Session(self._master, graph, readiness.filtered(self._options(), graph, self._max_wait_secs))
+
+    def _options(self) -> rt.SessionConfig | None:
+        config = readiness.for_recovery(self._config) if self.recovering else self._config
+        return readiness.with_start_timeout(config, self._max_wait_secs) if self.recovers else config
+
+
+class ChiefSessionCreator(TrainingSessionCreator):
+    """The maker of the chief's sessions: it keeps the live model, else restores, else initialises.
+
+    Args:
+        scaffold: Scaffold of the graph; a new one by default.
+        master: Target of the sessions.
+        config: Options of the sessions.
+        checkpoint_dir: Directory of the checkpoints to restore from.
+        checkpoint_filename_with_path: Path of the one checkpoint to restore from.
+        max_wait_secs: The longest wait for tasks, in seconds.
+    """
+
+    role = Role.CHIEF
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        checkpoint_dir: str | None = None,
+        checkpoint_filename_with_path: str | None = None,
+        max_wait_secs: float = GIVE_UP_SECS,
+    ) -> None:
+        super().__init__(scaffold, master, config, max_wait_secs)
+        self.checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
+        self._checkpoint = checkpoint_filename_with_path
+
+    def create_session(self) -> rt.Session:
+        """Opens a session and makes its model ready."""
+        manager = self.manager()
+        scaffold = self._scaffold
+        return manager.prepare_session(
+            self._master,
+            scaffold.init_op,
+            saver=scaffold.saver,
+            checkpoint_dir=self.checkpoint_dir,
+            checkpoint_filename_with_path=self._checkpoint,
+            max_wait_secs=self._max_wait_secs,
+            config=self._options(),
+            init_feed_dict=scaffold.init_feed_dict,
+            init_fn=scaffold.init_fn,
+            recovering=self.recovering,
+        )
+
+
+class WorkerSessionCreator(TrainingSessionCreator):
+    """The maker of the sessions of other tasks, which wait for the chief to make the model ready.
+
+    Args:
+        scaffold: Scaffold of the graph; a new one by default.
+        master: Target of the sessions.
+        config: Options of the sessions.
+        max_wait_secs: The longest wait, in seconds.
+    """
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: rt.SessionConfig | None = None,
+        max_wait_secs: float = 30 * 60,
+    ) -> None:
+        super().__init__(scaffold, master, config, max_wait_secs)
+
+    def create_session(self) -> rt.Session:
+        """Waits for the model and opens a session."""
+        return self.manager().wait_for_session(self._master, config=self._options(), max_wait_secs=self._max_wait_secs)
+
+
+class OpensSessions(Protocol):
+    """An object that opens the sessions of a monitored session."""
+
+    def create_session(self) -> rt.Session:
+        """Opens a session that is ready for training."""
+        ...
+
+
+class OwnSessionCreator(TrainingSessionCreator):
+    """The face of a creator of the user's own, which counts as the chief's and takes part in no run.
+
+    Args:
+        creator: The user's creator.
+    """
+
+    role = Role.CHIEF
+
+    def __init__(self, creator: OpensSessions) -> None:
+        super().__init__(max_wait_secs=math.inf)
+        # Instance attributes, as the methods belong to the user's object.
+        self.create_session = creator.create_session  # type: ignore[method-assign]
+        self.bare_session = creator.create_session  # type: ignore[method-assign]
+        self.checkpoint_dir = getattr(creator, "checkpoint_dir", None)
+
+    def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:
+        """Prepares nothing: the user's creator knows how to open a session."""
+
+    def records(self) -> None:
+        """Returns None: the run records are unknown to a creator of the user's own."""

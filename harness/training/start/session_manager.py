@@ -1,0 +1,596 @@
+"""SessionManager: opens a session and makes the model ready, by keeping, restoring, initialising or waiting.
+
+Every start and every recovery is one loop (``SessionManager._until_ready``): open a session, ask the cluster, decide
+(``policy.py``), act. A loss of contact on the way leads to another session, after a pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import Coordinator, GracePeriod
+from harness.launch.tasks import attempt
+from harness.training.start import log_directory, policy, readiness
+from harness.training.start.global_step import get_global_step
+from harness.training.start.policy import Action, Role
+from runtime import concurrency
+from runtime.lowlevel import RunRecords
+
+ATTEMPT_SECS = 10.0
+"""Seconds of one attempt to open a session, or of one blocking wait. After each the loop looks for a stop."""
+_LOG_EVERY_SECS = 10.0
+"""Seconds between two lines with the same reason for a wait."""
+_LOCK_SECS = 0.5
+"""Seconds between two tries to take the lock of a log directory."""
+OWN_SECS = 1.0
+"""Seconds of one blocking wait where variables lie on the session's own task: no chief initialises those, so the wait
+always takes its full length."""
+RIVAL_SECS = 5.0
+"""Seconds that the chief of another run is watched: a chief that has just died gives no sign of life meanwhile."""
+FIRST_BACKOFF_SECS = 0.05
+"""Seconds of the first pause between two attempts; each pause doubles the one before."""
+LAST_BACKOFF_SECS = 1.0
+"""Seconds of the longest pause between two attempts."""
+GIVE_UP_SECS = 7200.0
+"""Seconds that a session is waited for by default, at the start and in each recovery."""
+LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
+"""Errors that a new session can cure: a task is gone, or was started again, or its variables were restored."""
+
+
+class TrainingOver(rt.OutOfRangeError):
+    """The chief has finished training, which is a clean end for the other tasks.
+
+    The type differs from OutOfRangeError because a user's ``init_fn`` may raise that at the end of its data.
+    """
+
+
+@runtime_checkable
+class DirectorySaver(Protocol):
+    """A saver that chooses among the checkpoints of a directory. A user's own saver need not choose."""
+
+    def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
+        """Restores the newest checkpoint that is not damaged; returns its path, None when there is none."""
+
+    def take_states(self, checkpoint_dir: str) -> None:
+        """Keeps the trainer's states of the newest checkpoint as the last known ones."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A session that is to be opened and made ready.
+
+    Attributes:
+        role: Role of this task.
+        master: Session target.
+        config: Session options of the user's.
+        options: Options of the decision.
+        records: Run records behind the target; None for a session that shares nothing.
+        init_op: Operation that gives the variables values. This and all attributes below are the chief's.
+        init_feed_dict: Feeds of ``init_op``.
+        init_fn: Function that is called with the session after ``init_op``.
+        saver: Saver that restores; None restores nothing.
+        checkpoint_dir: Directory of the checkpoints.
+        checkpoint: Path of one checkpoint, instead of the newest of a directory.
+    """
+
+    role: Role
+    master: str
+    config: rt.SessionConfig | None
+    options: policy.StartOptions
+    records: RunRecords | None
+    init_op: Any = None
+    init_feed_dict: Mapping[Any, Any] | None = None
+    init_fn: Callable[[rt.Session], object] | None = None
+    saver: Any = None
+    checkpoint_dir: str | None = None
+    checkpoint: str | None = None
+
+    @property
+    def logdir(self) -> str:
+        """The directory in a form that two runs can compare; empty for none."""
+        if not self.checkpoint_dir or "://" in self.checkpoint_dir:
+            return self.checkpoint_dir or ""
+        return os.path.realpath(self.checkpoint_dir)
+
+
+class _HoldingSession(rt.Session):
+    """A session that releases the chief's lock of the log directory with its close."""
+
+    hold: log_directory.DirectoryLock
+
+    def close(self) -> None:
+        """Closes the session, then releases the lock."""
+        super().close()
+        self.hold.release()
+
+
+class SessionManager:
+    """Opens sessions for training.
+
+    Args:
+        local_init_op: Operation that runs in every new session, of the chief and of the other tasks.
+        ready_op: String tensor with the names of what is not ready, empty when all is. None checks nothing.
+        ready_for_local_init_op: The same for what ``local_init_op`` needs. None checks nothing.
+        graph: Graph of the sessions. Default: the default graph.
+        recovery_wait_secs: Seconds between two looks at a ready operation of the user's own. Variables need no looks:
+            their tasks report them ready at once.
+        local_init_feed_dict: Feeds of ``local_init_op``.
+        grace_period: Grace period whose end ends waits.
+
+    Raises:
+        ValueError: ``ready_for_local_init_op`` was given without ``local_init_op``.
+    """
+
+    def __init__(
+        self,
+        local_init_op: Any = None,
+        ready_op: Any = None,
+        ready_for_local_init_op: Any = None,
+        graph: rt.Graph | None = None,
+        recovery_wait_secs: float = 30,
+        local_init_feed_dict: Mapping[Any, Any] | None = None,
+        *,
+        grace_period: GracePeriod | None = None,
+    ) -> None:
+        if ready_for_local_init_op is not None and local_init_op is None:
+            raise ValueError(
+                "If you pass a ready_for_local_init_op, you must also pass a local_init_op: it is what it is for"
+            )
+        self._graph = graph or rt.get_default_graph()
+        self._local_init_op = local_init_op
+        self._ready_op = ready_op
+        self._ready_for_local_init_op = ready_for_local_init_op
+        self._recovery_wait_secs = recovery_wait_secs
+        self._local_init_feed_dict = local_init_feed_dict
+        self._grace_period = grace_period or GracePeriod(Coordinator())
+        self._has_own_grace_period = grace_period is None
+        self._records: dict[tuple[str, bool], RunRecords] = {}
+        self._rival_since = math.inf
+        self._logged, self._logged_at = "", 0.0
+        self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
+        self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
+        self.series = ""
+        """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where not known."""
+
+    @property
+    def probe(self) -> rt.Tensor:
+        """A tensor that touches every task with variables: to fetch the tensor finds a lost task."""
+        return self._missing
+
+    def stop_with(self, grace_period: GracePeriod) -> None:
+        """Sets the grace period, unless the constructor was given one.
+
+        Args:
+            grace_period: Grace period whose end ends waits.
+        """
+        if self._has_own_grace_period:
+            self._grace_period = grace_period
+
+    # -- the three ways ----------------------------------------------------------------------------------------
+
+    def prepare_session(
+        self,
+        master: str,
+        init_op: Any = None,
+        saver: Any = None,
+        checkpoint_dir: str | None = None,
+        checkpoint_filename_with_path: str | None = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float | None = GIVE_UP_SECS,
+        config: rt.SessionConfig | None = None,
+        init_feed_dict: Mapping[Any, Any] | None = None,
+        init_fn: Callable[[rt.Session], object] | None = None,
+        *,
+        recovering: bool = False,
+    ) -> rt.Session:
+        """Opens a session as the chief: keeps a live model, else restores, else initialises.
+
+        No task trains while variables get values. The ps tasks are informed first, and cut off sessions that used older
+        values (docs/guarantees.md). Lost steps are logged.
+
+        Args:
+            master: Session target.
+            init_op: Operation that gives all variables values.
+            saver: Saver that restores; None restores nothing.
+            checkpoint_dir: Directory of the checkpoints.
+            checkpoint_filename_with_path: Path of one checkpoint, instead of the newest of a directory.
+            wait_for_checkpoint: True to wait for a checkpoint before the model is initialised.
+            max_wait_secs: Seconds to wait for tasks, and for a checkpoint.
+            config: Session options. Without device filters ``readiness.default_filters`` are used.
+            init_feed_dict: Feeds of ``init_op``.
+            init_fn: Function that is called with the session after ``init_op``; not for a restored or live model.
+            recovering: True if this process has trained in the run before; for the log.
+
+        Raises:
+            RuntimeError: Nothing can make the model ready, or the model is not ready after all.
+            TrainingOver: The run has finished, and a launcher has started this task again since.
+            DeadlineExceededError: Tasks did not answer in time. The message names them.
+            ValueError: Both kinds of checkpoint location were given.
+        """
+        if checkpoint_dir and checkpoint_filename_with_path:
+            raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
+        options = policy.StartOptions(
+            concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs),
+            init_op is not None or init_fn is not None or self._local_init_op is not None,
+            wait_for_checkpoint,
+            recovering,
+            attempt(os.environ) > 0,
+        )
+        return self._until_ready(
+            _Request(
+                Role.CHIEF,
+                master,
+                config,
+                options,
+                self.records(master, config, Role.CHIEF),
+                init_op,
+                init_feed_dict,
+                init_fn,
+                saver,
+                checkpoint_dir,
+                checkpoint_filename_with_path,
+            )
+        )
+
+    def wait_for_session(
+        self, master: str, config: rt.SessionConfig | None = None, max_wait_secs: float | None = math.inf
+    ) -> rt.Session:
+        """Opens a session as a task that is not the chief: waits until the chief has made the model ready.
+
+        Args:
+            master: Session target.
+            config: Session options. Without device filters ``readiness.default_filters`` are used.
+            max_wait_secs: Seconds to wait; None is without a limit.
+
+        Raises:
+            TrainingOver: The chief has finished training.
+            DeadlineExceededError: The model was not ready in time. The message names what was missing.
+        """
+        options = policy.StartOptions(concurrency.monotonic() + readiness.limit_secs(config, max_wait_secs))
+        records = self.records(master, config, Role.OTHER)
+        return self._until_ready(_Request(Role.OTHER, master, config, options, records))
+
+    # -- their parts -------------------------------------------------------------------------------------------
+
+    def records(self, master: str, config: rt.SessionConfig | None, role: Role) -> RunRecords | None:
+        """Returns the run records behind a target; None for a session that shares nothing.
+
+        Args:
+            master: Session target.
+            config: Session options of the user's.
+            role: Role of this task.
+        """
+        if not master:
+            return None
+        key = (master, role is Role.CHIEF)
+        if key not in self._records:
+            self._records[key] = RunRecords(
+                master, readiness.filtered(config, self._graph, ATTEMPT_SECS), is_chief=role is Role.CHIEF
+            )
+        return self._records[key]
+
+    def _until_ready(self, request: _Request) -> rt.Session:
+        """Opens sessions, asks, decides and acts until a session is ready: the loop of every start and recovery."""
+        started = concurrency.monotonic()
+        backoff = FIRST_BACKOFF_SECS
+        session: _HoldingSession | None = None
+        report: policy.ClusterReport | None = None
+        try:
+            while True:
+                try:
+                    if session is None:
+                        session, report = self._open(request), None
+                    report = self._ask(request, session, report)
+                    decision = self._decide(request.role, report, request.options)
+                    if decision.action is Action.JOIN:
+                        return session
+                    self._raise_if_hopeless(request, decision, started)
+                    if decision.action is Action.WAIT:
+                        self._wait(request, report)
+                        backoff = FIRST_BACKOFF_SECS
+                        continue
+                    if self._wait_for_rival(request, report):
+                        continue
+                    # After a wait the other job has left a new checkpoint, so the cluster is asked again.
+                    if self._wait_for_directory(request, session, report, started):
+                        continue
+                    if request.records is not None:
+                        session.authority.lead_with(request.records.claim())
+                    live = self._live_step(session, report)
+                    # A new generation of values cuts off all other sessions, before any value changes.
+                    if decision.action is not Action.KEEP and request.records is not None:
+                        session.adopt_generations(request.records.load())
+                    self._act(request, session, report, decision.action, live)
+                    return session
+                except LOST_CONTACT as error:
+                    if session is not None:
+                        session.close()
+                        session = None
+                    self._note_loss(request, error, started)
+                    self._grace_period.wait(backoff)
+                    backoff = min(2 * backoff, LAST_BACKOFF_SECS)
+        except BaseException:
+            # The caller does not receive the session, and so cannot close it.
+            if session is not None:
+                session.close()
+            raise
+
+    def _open(self, request: _Request) -> _HoldingSession:
+        left = max(0.1, request.options.give_up_at - concurrency.monotonic())
+        secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
+        config = readiness.filtered(request.config, self._graph, secs)
+        with _silence_is_loss():
+            session = _HoldingSession(request.master, self._graph, config)
+        session.hold = log_directory.DirectoryLock()
+        if session.task.startswith("/job:ps/") and request.records is not None:
+            session.close()
+            raise rt.InvalidArgumentError(
+                "this task is a parameter server, and is about to train: have it call server.join() instead, before "
+                "the graph is made",
+                task=session.task,
+            )
+        return session
+
+    def _note_loss(self, request: _Request, error: rt.OpError, started: float) -> None:
+        """Logs the reason of a wait; raises instead when the time is up, or training is to stop."""
+        now = concurrency.monotonic()
+        if now >= request.options.give_up_at:
+            text = f"Session was not ready after waiting {now - started:.0f} secs: {error}"
+            raise rt.DeadlineExceededError(text) from error
+        if self._grace_period.exhausted():
+            raise error
+        self._log(f"{request.role.value}: waiting: {error}")
+
+    def _wait_for_directory(
+        self, request: _Request, session: _HoldingSession, report: policy.ClusterReport, started: float
+    ) -> bool:
+        """Takes the lock of the log directory; returns True if another job had to end first."""
+        waited = False
+        while reason := session.hold.take(request.logdir, report.addresses.values(), self.series):
+            self._note_loss(request, rt.UnavailableError(reason), started)
+            self._grace_period.wait(_LOCK_SECS)
+            waited = True
+        return waited
+
+    def _wait_for_rival(self, request: _Request, report: policy.ClusterReport) -> bool:
+        """Waits a moment and returns True while another run's chief seems to live; raises if that lasts.
+
+        A chief that has just died seems to live for a second or two, so one look is not enough.
+        """
+        now, reason = concurrency.monotonic(), policy.rival(report, request.logdir)
+        if not reason:
+            self._rival_since = math.inf
+            return False
+        self._rival_since = min(self._rival_since, now)
+        if now - self._rival_since >= RIVAL_SECS:
+            raise rt.InvalidArgumentError(reason)
+        self._grace_period.wait(_LOCK_SECS)
+        return True
+
+    def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
+        """Returns the report of the cluster. A task that is not the chief first waits for what the last one lacked."""
+        if request.role is Role.CHIEF:
+            checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
+            return self._report(session, request.records, checkpoint)
+        if last is not None:
+            self._await(request, session, last)
+        report = self._report(session, request.records, None)
+        own = self._own(session)
+        report = replace(report, missing=[name for name in report.missing if name not in own])
+        if not report.missing and "loading" not in report.phases.values():
+            report = replace(report, not_ready=self._local_init(session))
+        return report
+
+    def _own(self, session: rt.Session) -> set[str]:
+        """Returns the names of the global variables on the session's own task, which no chief initialises.
+
+        The ready operation says if these must have a value. A worker may keep a copy of the network on its own task,
+        and initialise the copy when the session is open.
+        """
+        own = rt.DeviceSpec.parse(session.task)
+        variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
+        places = {v.op.name: rt.DeviceSpec.parse(v.device) for v in variables}
+        return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
+
+    def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
+        """Waits a while for the variables that were missing in the last report of the cluster."""
+        longest = OWN_SECS if self._own(session) else ATTEMPT_SECS
+        wait_secs = max(0.0, min(request.options.give_up_at - concurrency.monotonic(), longest))
+        if last.missing:
+            limit = wait_secs + ATTEMPT_SECS
+            with _silence_is_loss():
+                session.run(self._awaited, {self._await_secs: wait_secs}, timeout_secs=limit)
+        elif "loading" in last.phases.values() and request.records is not None:
+            request.records.wait_loaded(wait_secs)
+
+    def _report(self, session: rt.Session, records: RunRecords | None, checkpoint: str | None) -> policy.ClusterReport:
+        with _silence_is_loss():
+            names = session.run(self._missing, timeout_secs=ATTEMPT_SECS)
+        found = {} if records is None else records.inspect()
+        return policy.ClusterReport(
+            variables=self._variables,
+            missing=_names(names),
+            phases={task: record.phase for task, record in found.items()},
+            addresses={task: record.address for task, record in found.items() if record.address},
+            chief=(chief := next((record.chief for record in found.values() if record.chief), "")),
+            chief_silent_secs=min(
+                (record.silent.get(chief.partition(" ")[0], math.inf) for record in found.values()), default=math.inf
+            ),
+            origins=[record.origin for record in found.values() if record.origin],
+            checkpoint=checkpoint,
+            logdirs=[record.logdir for record in found.values() if record.logdir],
+        )
+
+    def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
+        decision = policy.decide(concurrency.monotonic(), role, report, options)
+        self._log(
+            f"{role.value}: {decision.action.value}: {decision.reason}",
+            # To initialise in a recovery loses all that was trained.
+            aloud=decision.action is Action.INITIALIZE and options.recovering,
+            again=decision.action is Action.WAIT,
+        )
+        return decision
+
+    def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
+        if decision.action is Action.END:
+            raise TrainingOver(decision.reason)
+        gives_up = decision.action is Action.GIVE_UP
+        if request.role is Role.CHIEF:
+            if gives_up:
+                raise RuntimeError(
+                    "Model is not initialized and no init_op or init_fn or local_init_op was given: " + decision.reason
+                )
+        elif gives_up or self._grace_period.exhausted():
+            limit = request.options.give_up_at - started
+            raise rt.DeadlineExceededError(f"Session was not ready after waiting {limit:.0f} secs: {decision.reason}")
+
+    def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
+        """Waits before the cluster is asked again, where asking does not wait by itself."""
+        if request.role is Role.CHIEF or report.not_ready:
+            left = max(0.0, request.options.give_up_at - concurrency.monotonic())
+            self._grace_period.wait(min(self._recovery_wait_secs, left))
+
+    def _act(
+        self, request: _Request, session: rt.Session, report: policy.ClusterReport, action: Action, live: int | None
+    ) -> None:
+        """Carries out the chief's decision, then opens the model to all tasks."""
+        path = ""
+        done = f"Init op: {getattr(request.init_op, 'name', request.init_op)}, init fn: {request.init_fn}"
+        if action is Action.KEEP:
+            if warning := policy.other_run(report, request.logdir, live):
+                logging.warning("%s", warning)
+            elif report.checkpoint and not request.options.recovering and isinstance(request.saver, DirectorySaver):
+                request.saver.take_states(request.checkpoint_dir or report.checkpoint)
+        elif action is Action.RESTORE:
+            # The newest checkpoint is looked for again: the record of the directory may name this run's series since.
+            newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
+            path = _restore(request.saver, session, request.checkpoint_dir, str(newest))
+            done = f"Restored: {path}"
+        else:
+            _initialize(session, request.init_op, request.init_feed_dict, request.init_fn)
+        self._make_ready(session, done)
+        if path:
+            self._log_lost(session, live, path)
+        self._warn_of_unsaved(request, session)
+        if request.records is not None:
+            request.records.open(request.logdir)
+
+    def _log(self, text: str, aloud: bool = False, again: bool = False) -> None:
+        now = concurrency.monotonic()
+        if aloud:
+            logging.warning("%s", text)
+        elif text != self._logged:
+            logging.info("%s", text)
+        elif again or now - self._logged_at >= _LOG_EVERY_SECS:
+            # A wait that lasts is seen without INFO, too.
+            logging.warning("%s", text)
+        else:
+            return
+        self._logged, self._logged_at = text, now
+
+    def _warn_of_unsaved(self, request: _Request, session: rt.Session) -> None:
+        """Warns, when training begins, of variables that no later start can restore."""
+        # A saver of the user's own need not have this method.
+        not_saved = getattr(request.saver, "not_saved", None)
+        if not_saved is None or not request.checkpoint_dir or request.options.recovering:
+            return
+        lost = {v.op.name for v in not_saved(self._graph)} - self._own(session)
+        if lost:
+            logging.warning(
+                "%d global variables are in no checkpoint: %s; a chief that is started again cannot go on. Make the "
+                "Saver after minimize(), and of all variables",
+                *(len(lost), ", ".join(sorted(lost))),
+            )
+
+    def _make_ready(self, session: rt.Session, done: str) -> None:
+        missing = self._try_local_init(session)
+        if missing:
+            raise RuntimeError(f"Init operations did not make model ready for local_init. {done}, {missing}")
+        not_ready = readiness.reason(session, self._ready_op)
+        if not_ready:
+            raise RuntimeError(
+                f"Init operations did not make model ready. {done}, "
+                f"local_init_op: {getattr(self._local_init_op, 'name', None)}, error: {not_ready}"
+            )
+
+    def _try_local_init(self, session: rt.Session) -> str:
+        """Runs the local init operation if its variables are ready; returns what is missing, empty when nothing."""
+        missing = readiness.reason(session, self._ready_for_local_init_op)
+        if not missing and self._local_init_op is not None:
+            session.run(self._local_init_op, self._local_init_feed_dict)
+        return missing
+
+    def _local_init(self, session: rt.Session) -> str:
+        return self._try_local_init(session) or readiness.reason(session, self._ready_op)
+
+    def _live_step(self, session: rt.Session, report: policy.ClusterReport) -> int | None:
+        """Returns the global step's value on its task; None when the value is lost or there is no step."""
+        step = get_global_step(self._graph)
+        # A chief has died while it restored: the value may be the restored one already.
+        if "loading" in report.phases.values():
+            return None
+        if step is None or step.op.name in report.missing:
+            return None
+        try:
+            return int(session.run(step))
+        except rt.FailedPreconditionError:
+            return None
+
+    def _log_lost(self, session: rt.Session, live: int | None, path: str) -> None:
+        step = get_global_step(self._graph)
+        if step is None:
+            return
+        now = int(session.run(step))
+        if live is None:
+            logging.info("restored %s: training goes on from step %d", path, now)
+        else:
+            logging.warning("restored %s: back from step %d to step %d, %d steps are lost", path, live, now, live - now)
+
+
+def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] | None, init_fn: Any) -> None:
+    if init_op is not None:
+        session.run(init_op, feed_dict)
+    if init_fn is not None:
+        init_fn(session)
+
+
+def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
+    """Restores one checkpoint, or the newest undamaged one of a directory. Returns its path."""
+    if isinstance(saver, DirectorySaver):
+        return str(saver.restore_latest(session, directory or path))
+    saver.restore(session, path)
+    return path
+
+
+def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
+    """Returns the path of the checkpoint to restore; None without a checkpoint or a saver."""
+    if saver is None or not (directory or path):
+        return None
+    if path:
+        return path
+    from harness.checkpoints.layout import latest_checkpoint
+
+    found: str | None = latest_checkpoint(str(directory))
+    return found
+
+
+@contextlib.contextmanager
+def _silence_is_loss() -> Iterator[None]:
+    """Turns DeadlineExceededError into UnavailableError: a task that does not answer in time counts as lost."""
+    try:
+        yield
+    except rt.DeadlineExceededError as error:
+        raise rt.UnavailableError(error.message, task=error.task) from None
+
+
+def _names(array: Any) -> list[str]:
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in np.ravel(array)]

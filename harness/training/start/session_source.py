@@ -1,0 +1,141 @@
+"""The sessions of a run: opened by a source, and entered in the run records before training uses them.
+
+``Supervisor`` and ``MonitoredSession`` have a source each. ``Lifecycle`` makes ``RunSessions`` of the source.
+``ManagedSession`` opens its first session, and a new one in each recovery, with them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from absl import logging
+
+import runtime as rt
+from harness.coordinator import GracePeriod
+from harness.training.start.session_manager import LOST_CONTACT, TrainingOver
+from runtime.lowlevel import RunRecords
+
+ANSWER_SECS = 10.0
+"""Seconds that a question to a ps may take."""
+
+
+class SessionSource(Protocol):
+    """A source of sessions for one run.
+
+    Attributes:
+        records: Run records of the cluster; None when no other task takes part.
+        probe: Tensor with the names of variables without a value, which touches every ps; None where none is known.
+        give_up_secs: Seconds that ``ready`` waits at most, for the log.
+    """
+
+    records: RunRecords | None
+    probe: rt.Tensor | None
+    give_up_secs: float
+
+    def ready(self, recovering: bool) -> rt.Session:
+        """Opens a session that is ready for training.
+
+        Args:
+            recovering: True in a recovery, False at the start.
+
+        Raises:
+            TrainingOver: The run has finished.
+        """
+
+    def bare(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+
+
+class RunSessions:
+    """The sessions of a run, each entered in the run records.
+
+    Args:
+        source: Source of the sessions.
+        grace_period: Grace period that ends the tries.
+        probes: True to note the variables that have no value at first, for ``check_values``.
+    """
+
+    def __init__(self, source: SessionSource, grace_period: GracePeriod, probes: bool) -> None:
+        self._source = source
+        self._grace_period = grace_period
+        self._probe = source.probe if probes and source.records is not None else None
+        self._without_value: frozenset[str] = frozenset()
+        self.give_up_secs = source.give_up_secs
+        """Seconds that ``open`` waits at most, for the log."""
+        self.late = False
+        """True if the run had finished before this task came."""
+
+    @property
+    def probes(self) -> bool:
+        """True if ``check_values`` finds lost values."""
+        return self._probe is not None
+
+    def open(self, recovering: bool) -> rt.Session:
+        """Opens a session for training.
+
+        The session is ready, unless the run has finished: then ``late`` is True and nothing is left to train.
+
+        Args:
+            recovering: True in a recovery, False at the start.
+
+        Raises:
+            TrainingOver: The run has finished during a recovery.
+            RuntimeError: The model could not be made ready.
+            UnavailableError, AbortedError: Tasks were lost until the grace period was over.
+        """
+        while True:
+            session = self._open(recovering)
+            try:
+                if self._source.records is not None:
+                    self._source.records.join(session.id)
+                if self._probe is not None:
+                    self._without_value = self._names(session, ANSWER_SECS)
+                return session
+            except LOST_CONTACT as error:
+                # A task was lost just after the session was ready: another session, while there is time.
+                session.close()
+                if self._grace_period.exhausted():
+                    raise
+                logging.info("lost contact again: %s", error)
+            except BaseException:
+                # The caller does not receive the session, and so cannot close it.
+                session.close()
+                raise
+
+    def restore(self) -> None:
+        """Makes the model ready for the other tasks, as in a recovery, and closes the session at once."""
+        # Each loss has a grace period of its own, also long after the stop.
+        self._grace_period.start_again()
+        self._open(recovering=True).close()
+
+    def _open(self, recovering: bool) -> rt.Session:
+        try:
+            return self._source.ready(recovering)
+        except TrainingOver as error:
+            if recovering:
+                raise
+            logging.info("nothing left to do: %s", error)
+            self.late = True
+            return self._source.bare()
+        except rt.TaskLeftError:
+            raise
+        except rt.OutOfRangeError as error:
+            # An ``init_fn`` has met the end of its data. In a training loop that error would be a clean end.
+            raise RuntimeError(f"The model could not be made ready: {error}") from error
+
+    def check_values(self, raw: rt.Session, secs: float) -> None:
+        """Raises UnavailableError or AbortedError when any task, or the value of any variable, is lost.
+
+        Args:
+            raw: Session that asks.
+            secs: Seconds that the question may take.
+        """
+        lost = sorted(self._names(raw, secs) - self._without_value)
+        if lost:
+            # The task lives, but an update that failed has taken the values along: a new session restores them.
+            error = rt.AbortedError(f"variables have lost their values: {', '.join(lost)}")
+            error.session = raw.id
+            raise error
+
+    def _names(self, session: rt.Session, secs: float) -> frozenset[str]:
+        return frozenset(name.decode() for name in session.run(self._probe, timeout_secs=secs))

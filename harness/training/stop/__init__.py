@@ -1,0 +1,1 @@
+"""Stop: the end of a run, which keeps the last step and leaves no task behind."""

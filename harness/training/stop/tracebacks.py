@@ -1,0 +1,61 @@
+"""The traceback of an error whose message says all: frames of the program, without those of harness and runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sys
+import traceback
+from types import TracebackType
+
+VARIABLE = "BELLWETHER_TRACEBACK"
+"""``full`` in this environment variable has Python print what it always prints."""
+
+_OURS = tuple(f"{pathlib.Path(__file__).parents[3] / package}{os.sep}" for package in ("harness", "runtime"))
+_LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows them)"
+
+
+def shorten(error: BaseException) -> None:
+    """Makes Python print the short traceback of an error that nothing catches.
+
+    A program with another ``sys.excepthook`` continues to print tracebacks with that.
+    """
+    # A debugger or a notebook has set a hook of its own, which knows better how to print.
+    show = sys.excepthook
+    if show is not sys.__excepthook__ or os.environ.get(VARIABLE) == "full":
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is error:
+            print(short(value), file=sys.stderr, flush=True)
+        else:
+            show(kind, value, trace)
+
+    sys.excepthook = hook
+
+
+def short(error: BaseException) -> str:
+    """Returns the traceback of an error, without the frames of ``harness`` and ``runtime``.
+
+    The traceback of a cause or context stays where the program had a part in it. The last line says that frames are
+    left out.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    _leave_out_ours(told)
+    return "".join(told.format()) + _LEFT_OUT
+
+
+def _leave_out_ours(told: traceback.TracebackException) -> None:
+    for index in reversed(range(len(told.stack))):
+        path = told.stack[index].filename
+        if path.startswith(_OURS) or path == contextlib.__file__:
+            del told.stack[index]
+    for each in (told.__cause__, told.__context__):
+        if each is not None:
+            _leave_out_ours(each)
+    # A cause without a frame of the program is detail of the library; the message of the error says it.
+    if told.__cause__ is not None and not told.__cause__.stack:
+        told.__cause__, told.__suppress_context__ = None, True
+    if told.__context__ is not None and not told.__context__.stack:
+        told.__context__ = None

@@ -1,0 +1,103 @@
+"""What an evaluator decides and remembers, by itself."""
+
+import math
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.training.evaluation.evaluations import Evaluation, Goal, Standing, added, load, next_key, standing, store
+from runtime import DataLossError
+
+ACCURACY = Goal("accuracy")
+
+
+def run(*values: float, metric: str = "accuracy") -> list[Evaluation]:
+    return [Evaluation(10 * n, 100.0 + n, {metric: value}) for n, value in enumerate(values)]
+
+
+def test_the_best_is_the_first_of_the_highest() -> None:
+    evaluations = run(0.5, 0.9, 0.9, 0.2)
+    assert standing(evaluations, ACCURACY) == Standing(evaluations[1], 2)
+    assert standing(reversed(evaluations), ACCURACY) == Standing(evaluations[1], 2)  # the order of the steps counts
+
+
+def test_the_lowest_may_be_best() -> None:
+    evaluations = run(0.5, 0.2, 0.3, metric="cost")
+    assert standing(evaluations, Goal("cost", "min")) == Standing(evaluations[1], 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_never_the_best(bad: float) -> None:
+    evaluations = run(bad, 0.1, bad)
+    assert standing(evaluations, ACCURACY) == Standing(evaluations[1], 1)
+    assert standing(run(bad), ACCURACY).best is None
+    assert "never was finite" in standing(run(bad, bad), Goal("accuracy", patience=2)).stop
+
+
+def test_patience_ends_after_so_many_without_a_better_one() -> None:
+    goal = Goal("accuracy", patience=2, min_delta=0.05)
+    assert standing(run(0.5, 0.6, 0.62), goal).stop == ""
+    stop = standing(run(0.5, 0.6, 0.62, 0.64), goal).stop
+    assert stop == "accuracy was best at step 10 (0.6) and no better in 2 evaluations since"
+    assert standing(run(0.5, 0.6, 0.62, 0.66), goal).stop == ""
+
+
+def test_nothing_decides_without_a_metric() -> None:
+    assert standing(run(0.5, 0.1), Goal()) == Standing()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "most"},
+        {"patience": 0, "best_by": "a"},
+        {"patience": 3},
+        {"min_delta": -1.0},
+        {"min_delta": math.nan},
+    ],
+)
+def test_goals_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="best_mode|patience|min_delta"):
+        Goal(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_oldest_is_next_while_training_goes_on_and_the_newest_when_it_is_over() -> None:
+    found = [(30, 3.0), (10, 1.0), (20, 2.0)]
+    done = [Evaluation(10, 1.0, {})]
+    assert next_key(found, done, over=False) == (20, 2.0)
+    assert next_key(found, done, over=True) == (30, 3.0)
+    assert next_key([(10, 1.0)], done, over=True) is None
+
+
+def test_a_step_that_was_lost_and_saved_again_is_another_checkpoint() -> None:
+    first, again = Evaluation(10, 1.0, {"accuracy": 0.9}), Evaluation(10, 5.0, {"accuracy": 0.4})
+    assert next_key([again.key], [first], over=False) == again.key
+    assert added([first], again) == (again,)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(allow_nan=False)), max_size=30), st.booleans())
+def test_every_checkpoint_is_evaluated_once(found: list[tuple[int, float]], over: bool) -> None:
+    done: list[Evaluation] = []
+    while (key := next_key(found, done, over)) is not None:
+        done.append(Evaluation(*key, {}))
+    assert sorted(e.key for e in done) == sorted(set(found))
+
+
+@given(st.lists(st.floats(), max_size=5))
+def test_what_was_evaluated_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:  # fmt: skip # noqa: E501
+    path = str(tmp_path_factory.mktemp("state") / "evaluations.json")
+    assert load(path) == ()
+    store(path, run(*values))
+    again = load(path)
+    assert [e.key for e in again] == [e.key for e in run(*values)]
+    assert [repr(e.metrics["accuracy"]) for e in again] == [repr(v) for v in values]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 2, "evaluations": []}', '{"format": 1, "evaluations": [3]}'])  # fmt: skip # noqa: E501
+def test_a_damaged_file_is_named(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "evaluations.json"
+    path.write_text(text)
+    with pytest.raises(DataLossError, match="evaluations.json"):
+        load(str(path))

@@ -1,0 +1,467 @@
+"""Monitored sessions: the order of hooks, what they add to a step, how training ends, what a lost task does."""
+
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import harness
+import runtime as rt
+from harness.checkpoints.layout import latest_checkpoint
+from harness.tf1 import queue_runner as tf1_queues
+from harness.tf1 import training as tf1_training
+from harness.training.run.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from harness.training.stop import stop_orders
+from tests.kit.events import read_events
+from tests.kit.losses import loss_of
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+def counting() -> tuple[rt.Variable, rt.Tensor]:
+    step = harness.get_or_create_global_step()
+    return step, step.assign_add(1)
+
+
+class Recorder(SessionRunHook):
+    """Writes down what it is called for."""
+
+    def __init__(self, story: list[str], name: str, args: SessionRunArgs | None = None) -> None:
+        self.story = story
+        self.name = name
+        self.args = args
+        self.values: list[Any] = []
+
+    def begin(self) -> None:
+        assert not rt.get_default_graph().finalized
+        self.story.append(f"{self.name} begin")
+
+    def after_create_session(self, session: rt.Session, coord: harness.Coordinator) -> None:
+        assert session.graph.finalized
+        self.story.append(f"{self.name} created")
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        self.story.append(f"{self.name} before")
+        return self.args
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.values.append(run_values.results)
+        self.story.append(f"{self.name} after")
+
+    def end(self, session: rt.Session) -> None:
+        self.story.append(f"{self.name} end")
+
+
+@pytest.mark.parametrize(
+    "monitored",
+    [
+        pytest.param(True, marks=pytest.mark.nightly, id="MonitoredTrainingSession"),
+        pytest.param(False, marks=pytest.mark.chaos, id="Supervisor"),
+    ],
+)
+def test_a_chief_saves_when_a_task_with_variables_is_told_to_go(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, monitored: bool
+) -> None:
+    monkeypatch.setattr(stop_orders, "GOES_TOO_SECS", 0.01)
+
+    def saved() -> int:
+        return int(pathlib.Path(latest_checkpoint(tmp_path) or "0").name)
+
+    with rt.Server.create_local_server() as server:
+        step, more = counting()
+        session = (
+            harness.MonitoredTrainingSession(server.target, checkpoint_dir=str(tmp_path), save_checkpoint_secs=3600)
+            if monitored
+            else harness.Supervisor(logdir=str(tmp_path), save_model_secs=0).managed_session(server.target)
+        )
+        with session as sess:
+            for _ in range(5):
+                sess.run(more)
+            assert saved() == 0
+            server.worker.store.run.go_at(time.monotonic() + 60)
+            deadline = time.monotonic() + 60
+            while saved() < 5:
+                assert time.monotonic() < deadline
+                sess.run(more)
+
+
+def test_hooks_are_called_in_order_around_one_step() -> None:
+    _, more = counting()
+    x = rt.placeholder("float32", [], name="x")
+    doubled = x * 2.0
+    story: list[str] = []
+    first = Recorder(story, "a", SessionRunArgs({"twice": doubled}, {x: 4.0}))
+    second = Recorder(story, "b")
+    feeds: dict[Any, Any] = {}
+    with harness.MonitoredSession(hooks=[first, second]) as sess:
+        assert sess.run(more, feeds) == 1
+        assert sess.run([more, {"v": more}]) == [2, {"v": 2}]
+    step = ["a before", "b before", "a after", "b after"]
+    assert story == ["a begin", "b begin", "a created", "b created", *step, *step, "a end", "b end"]
+    assert first.values == [{"twice": 8.0}, {"twice": 8.0}]
+    assert second.values == [None, None]
+    assert feeds == {}
+    assert sess.should_stop()
+
+
+def test_one_tensor_fed_twice() -> None:
+    counting()
+    x = rt.placeholder("float32", [], name="x")
+    hooks = [Recorder([], "a", SessionRunArgs(None, {x: 1.0})), Recorder([], "b", SessionRunArgs(None, {x: 1.0}))]
+    with pytest.raises(RuntimeError, match="Same tensor is fed"):
+        with harness.MonitoredSession(hooks=hooks) as sess:
+            sess.run(x)
+
+
+def test_a_saver_takes_a_monitored_session(tmp_path: pathlib.Path) -> None:
+    """A monitored session stands wherever checkpoints reach the session below it."""
+    step = harness.get_or_create_global_step()
+    more = step.assign_add(1)
+    saver = harness.Saver()
+    with harness.MonitoredSession() as sess:
+        for _ in range(3):
+            sess.run(more)
+        path = saver.save(sess, str(tmp_path / "own"), step)
+        sess.run(more)
+        saver.restore(sess, path)
+        assert sess.run(step) == 3
+
+
+def test_a_hook_stops_training() -> None:
+    class Stop(SessionRunHook):
+        def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+            run_context.request_stop()
+
+    _, more = counting()
+    with harness.MonitoredSession(hooks=[Stop()]) as sess:
+        assert sess.run(more) == 1  # this run still gives its value
+        assert sess.should_stop()
+        with pytest.raises(RuntimeError, match="should_stop requested"):
+            sess.run(more)
+
+
+@pytest.mark.parametrize(("error", "ends"), [(rt.OutOfRangeError, True), (StopIteration, True), (ValueError, False)])
+def test_what_ends_the_block(error: type[Exception], ends: bool) -> None:
+    counting()
+    story: list[str] = []
+
+    def block() -> None:
+        with harness.MonitoredSession(hooks=[Recorder(story, "a")]):
+            raise error("x")
+
+    if ends:
+        block()
+    else:
+        with pytest.raises(error):
+            block()
+    assert ("a end" in story) == ends
+
+
+def test_closing() -> None:
+    _, more = counting()
+    sess = harness.MonitoredSession()
+    sess.close()
+    assert sess.should_stop()
+    with pytest.raises(RuntimeError, match="Session is already closed"):
+        sess.close()
+    with pytest.raises(RuntimeError, match="Session is already closed"):
+        sess.run(more)
+    rt.constant(1)  # the graph is open again
+
+
+def test_a_thread_that_fails_shows_in_the_next_run() -> None:
+    _, more = counting()
+
+    class Broken(tf1_queues.QueueRunner):
+        def create_threads(self, sess: Any, coord: Any = None, **options: Any) -> list[threading.Thread]:
+            return [harness.LooperThread.loop(coord, None, self.read)]
+
+        def read(self) -> None:
+            raise OSError("disk full")
+
+    tf1_queues.add_queue_runner(Broken.__new__(Broken))
+    inside = None
+    with pytest.raises(OSError, match="disk full") as caught:
+        with harness.MonitoredSession() as sess:
+            try:
+                while True:  # a loop that never asks should_stop()
+                    sess.run(more)
+            except OSError as error:
+                inside = error
+                raise
+    assert inside is caught.value
+    assert caught.traceback[-1].name == "read"
+
+
+def test_run_step_fn() -> None:
+    step, more = counting()
+    story: list[str] = []
+    with harness.MonitoredSession(hooks=[Recorder(story, "a")]) as sess:
+
+        def bare(step_context: Any) -> Any:
+            return step_context.session.run(more)
+
+        assert sess.run_step_fn(bare) == 1
+        assert "a before" not in story
+        assert sess.run_step_fn(lambda step_context: step_context.run_with_hooks(more)) == 2
+        assert "a before" in story
+        with pytest.raises(ValueError, match="step_context"):
+            sess.run_step_fn(lambda other: None)
+        assert sess.run_step_fn(lambda step_context: step_context.request_stop()) is None
+        assert sess.should_stop()
+
+
+@pytest.mark.parametrize("error", [rt.AbortedError, rt.UnavailableError])
+def test_a_lost_task_makes_a_new_session_and_the_step_again(error: type[rt.OpError]) -> None:
+    _, more = counting()
+    story: list[str] = []
+
+    class Fails(SessionRunHook):
+        fails = 2
+
+        def before_run(self, run_context: SessionRunContext) -> None:
+            if self.fails:
+                self.fails -= 1
+                raise loss_of(run_context.session, error("gone", task="/job:ps/task:0"))
+
+    server = rt.Server.create_local_server()
+    with harness.MonitoredTrainingSession(server.target, hooks=[Recorder(story, "a"), Fails()]) as sess:
+        assert sess.run(more) == 1
+    server.stop()
+    again = ["a created", "a before"]
+    assert story == ["a begin", *again, *again, *again, "a after", "a end"]
+
+
+def test_a_step_in_a_session_that_another_thread_replaces_is_run_again() -> None:
+    _, more = counting()
+    story: list[str] = []
+
+    class Replaces(SessionRunHook):
+        done = False
+
+        def before_run(self, run_context: SessionRunContext) -> None:
+            if not self.done:  # as the thread does that looks after the tasks, while this one is in its step
+                self.done = True
+                arguments = (run_context.session, loss_of(run_context.session))
+                other = threading.Thread(target=sess.managed.recover, args=arguments)
+                other.start()
+                other.join(30)
+
+    server = rt.Server.create_local_server()
+    with harness.MonitoredTrainingSession(server.target, hooks=[Recorder(story, "a"), Replaces()]) as sess:
+        assert sess.run(more) == 1
+    server.stop()
+    again = ["a created", "a before"]
+    assert story == ["a begin", *again, *again, "a after", "a end"]
+
+
+def test_a_singular_session_lets_it_out() -> None:
+    _, more = counting()
+
+    class Fails(SessionRunHook):
+        def before_run(self, run_context: SessionRunContext) -> None:
+            raise rt.AbortedError("gone")
+
+    with pytest.raises(rt.AbortedError):
+        with tf1_training.SingularMonitoredSession(hooks=[Fails()]) as sess:
+            assert isinstance(sess.raw_session(), rt.Session)
+            sess.run(more)
+
+
+def test_the_same_error_in_the_block_is_not_retried() -> None:
+    counting()
+    with pytest.raises(rt.AbortedError):
+        with harness.MonitoredSession():
+            raise rt.AbortedError("of the user's own")
+
+
+# -- MonitoredTrainingSession --------------------------------------------------------------------------------------
+
+
+def steps_in(directory: pathlib.Path) -> set[int]:
+    return {int(p.name) for p in (directory / "model.ckpt").iterdir() if p.name.isdigit()}
+
+
+def test_checkpoints_at_the_start_and_at_the_end_and_a_restart(tmp_path: pathlib.Path, graph: rt.Graph) -> None:
+    for start in (0, 250):
+        with rt.Graph().as_default():
+            step, more = counting()
+            stop = harness.StopAtStepHook(num_steps=250)
+            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[stop]) as sess:
+                assert sess.run(step) == start
+                while not sess.should_stop():
+                    sess.run(more)
+        assert steps_in(tmp_path) == {*range(0, start + 251, 250)}
+
+
+def test_intervals_of_checkpoints(tmp_path: pathlib.Path) -> None:
+    counting()
+    with pytest.raises(ValueError, match="both every_secs and every_steps"):
+        harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_secs=1, save_checkpoint_steps=1)
+
+
+def test_a_directory_needs_a_global_step(tmp_path: pathlib.Path) -> None:
+    rt.Variable(1.0)
+    with pytest.raises(RuntimeError, match="Global step should be created"):
+        harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path))
+
+
+def test_without_a_directory_nothing_is_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, more = counting()
+    with harness.MonitoredTrainingSession() as sess:
+        sess.run(more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_others_get_their_own_hooks_only(tmp_path: pathlib.Path) -> None:
+    story: list[str] = []
+    server = rt.Server.create_local_server()
+    counting()
+    with rt.Session(server.target) as chief:
+        chief.run(rt.global_variables_initializer())
+        with harness.MonitoredTrainingSession(
+            server.target,
+            is_chief=False,
+            checkpoint_dir=str(tmp_path),
+            hooks=[Recorder(story, "mine")],
+            chief_only_hooks=[Recorder(story, "chief's")],
+        ):
+            pass
+    server.stop()
+    assert story == ["mine begin", "mine created", "mine end"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_order_of_the_chiefs_hooks(tmp_path: pathlib.Path) -> None:
+    counting()
+    mine, chiefs = Recorder([], "mine"), Recorder([], "chief's")
+    sess = harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[mine], chief_only_hooks=[chiefs])
+    kinds = [type(h).__name__ for h in sess._hooks]
+    sess.close()
+    assert kinds == ["Recorder", "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook", "Recorder"]
+
+
+# -- Scaffold ------------------------------------------------------------------------------------------------------
+
+
+def test_scaffold_fills_and_shares_what_is_missing(graph: rt.Graph) -> None:
+    counting()
+    first = harness.Scaffold().finalize()
+    assert first.init_op is not None and first.ready_op is not None and first.saver is not None
+    assert graph.finalized
+    second = harness.Scaffold().finalize()
+    assert second.init_op is first.init_op and second.saver is first.saver
+
+
+def test_scaffold_refuses_an_ambiguous_collection(graph: rt.Graph) -> None:
+    counting()
+    graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
+    graph.add_to_collection(rt.GraphKeys.INIT_OP, rt.no_op())
+    with pytest.raises(RuntimeError, match="More than one item"):
+        harness.Scaffold().finalize()
+
+
+def test_scaffold_init_fn_takes_two_arguments() -> None:
+    step, _ = counting()
+    seen: list[Any] = []
+    scaffold = harness.Scaffold(init_fn=lambda scaffold, session: seen.append((scaffold, session.run(step))))
+    with harness.MonitoredTrainingSession(scaffold=scaffold):
+        pass
+    assert seen == [(scaffold, 0)]
+
+
+def test_scaffold_copies() -> None:
+    op = rt.no_op()
+    first = harness.Scaffold(init_op=op)
+    first.tag = "an attribute of the program's own"  # type: ignore[attr-defined]
+    assert harness.Scaffold(copy_from_scaffold=first).init_op is op
+    with pytest.raises(TypeError, match="not a Scaffold"):
+        harness.Scaffold(copy_from_scaffold=op)
+
+
+def test_restored_models_skip_the_init_fn(tmp_path: pathlib.Path) -> None:
+    called = []
+    for _ in range(2):
+        with rt.Graph().as_default():
+            _, more = counting()
+            scaffold = harness.Scaffold(init_fn=lambda scaffold, session: called.append(1))
+            with harness.MonitoredTrainingSession(scaffold=scaffold, checkpoint_dir=str(tmp_path)) as sess:
+                sess.run(more)
+    assert called == [1]
+    assert str(latest_checkpoint(str(tmp_path))).endswith("/2")
+
+
+def test_a_session_ends_what_writes_its_events(tmp_path: pathlib.Path) -> None:
+    """A directory that is removed between two runs of a process gets the events of the second."""
+    before = set(threading.enumerate())  # writers of other tests may be among them
+    for _ in range(2):
+        with rt.Graph().as_default():
+            _, more = counting()
+            options: dict[str, Any] = {"save_summaries_steps": None, "log_step_count_steps": 1}
+            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **options) as session:
+                for _ in range(5):
+                    session.run(more)
+        (events,) = tmp_path.glob("events*")
+        assert any(value.tag == "global_step/sec" for e in read_events(str(events)) for value in e.summary.value)
+        left = set(threading.enumerate()) - before
+        assert not [thread.name for thread in left if thread.name.startswith("events ")]
+        shutil.rmtree(tmp_path)
+
+
+def test_a_run_that_has_come_so_far_trains_no_step(tmp_path: pathlib.Path) -> None:
+    for steps in (5, 0, 0):
+        with rt.Graph().as_default():
+            _, more = counting()
+            done = 0
+            stop = harness.StopAtStepHook(last_step=5)
+            with harness.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=[stop]) as session:
+                while not session.should_stop():
+                    session.run(more)
+                    done += 1
+            assert done == steps
+
+
+def test_a_hook_that_saves_may_be_given_to_all_tasks(tmp_path: pathlib.Path) -> None:
+    with rt.local_cluster(ps=1, workers=2) as cluster:
+        opened = []
+        for worker in range(2):
+            with rt.Graph().as_default(), cluster.device(worker):
+                _, more = counting()
+                hooks = [harness.CheckpointSaverHook(str(tmp_path), save_steps=1)]
+                session = harness.MonitoredTrainingSession(cluster.target_of(worker), worker == 0, hooks=hooks)
+                opened.append((session, more))
+        for session, more in reversed(opened):
+            for _ in range(3):
+                session.run(more)
+            session.close()
+    assert latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt" / "6")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of the hook"), rt.CancelledError("of the hook")])
+def test_hooks_own_error_is_raised(error: Exception) -> None:
+    """An error of a hook is no loss, even where another thread has replaced the session meanwhile."""
+
+    class Fails(harness.SessionRunHook):
+        def after_run(self, run_context: harness.SessionRunContext, run_values: harness.SessionRunValues) -> None:
+            loss = rt.AbortedError("lost")
+            loss.session = run_context.session.id
+            recovery = threading.Thread(target=session.managed.recover, args=(run_context.session, loss))
+            recovery.start()
+            recovery.join()
+            raise error
+
+    with rt.Server.create_local_server() as server, rt.Graph().as_default():
+        more = harness.get_or_create_global_step().assign_add(1)
+        creator = harness.ChiefSessionCreator(master=server.target)
+        with pytest.raises(type(error), match="of the hook"):
+            with harness.MonitoredSession(creator, [Fails()]) as session:
+                session.run(more)

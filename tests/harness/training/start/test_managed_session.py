@@ -1,0 +1,121 @@
+"""A managed session is a session to whoever is given one, and what a saver or a hook offers is told by its type."""
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+import runtime as rt
+from harness import CheckpointSaverHook, ManagedSession, Saver, SessionManager, SessionRunHook, Supervisor
+from harness.coordinator import underlying
+from harness.training.run.hooks.base import FollowsLeader
+from harness.training.run.services import BackgroundSaver, ComparingSaver
+from harness.training.start.session_manager import DirectorySaver
+from tests.kit.losses import loss_of
+from tests.runtime.kit import TARGET, servers
+
+_OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__", "graph_def"}  # the last: with harness.tf1
+"""What a managed session inherits: it has no state but the session it is called on."""
+
+
+@pytest.fixture
+def session(graph: rt.Graph) -> Iterator[ManagedSession]:
+    rt.Variable(1.0, name="v")
+    with Supervisor().managed_session() as managed:
+        yield managed
+
+
+@pytest.fixture
+def graph() -> Iterator[rt.Graph]:
+    with rt.Graph().as_default() as made:
+        yield made
+
+
+def test_nothing_of_a_session_is_inherited_that_needs_a_sessions_own_state() -> None:
+    public = {name for name in vars(rt.Session) if not name.startswith("_")} | {"__enter__", "__exit__"}
+    assert public - _OF_ITS_OWN_RUN <= set(vars(ManagedSession))
+
+
+def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
+    raw = session.raw
+    (variable,) = rt.global_variables()
+    assert isinstance(session, rt.Session) and underlying(session) is raw and underlying(raw) is raw
+    for name in (
+        "value_ids",
+        "task",
+        "id",
+        "silent_secs",
+        "left_tasks",
+        "authority",
+        "checkpoint_coordinator",
+        "graph",
+        "config",
+        "target",
+    ):
+        assert getattr(session, name) == getattr(raw, name), name
+    assert session.list_devices() == raw.list_devices()
+    assert session.placement([variable]) == raw.placement([variable])
+
+
+def test_it_answers_as_the_session_after_a_recovery(session: ManagedSession) -> None:
+    before = session.raw
+    session.recover(before, loss_of(before, rt.AbortedError("a task was lost")))
+    assert session.raw is not before and underlying(session) is session.raw
+    assert session.id == session.raw.id
+    with pytest.raises(RuntimeError, match="closed"):
+        before.run("v:0")
+
+
+def test_it_is_the_default_session_and_makes_callables(session: ManagedSession) -> None:
+    (variable,) = rt.global_variables()
+    with session.as_default():
+        assert rt.get_default_session() is session
+        assert variable.eval() == 1.0
+    assert session.make_callable(variable)() == 1.0
+
+
+def test_it_has_no_other_names(session: ManagedSession) -> None:
+    with pytest.raises(AttributeError):
+        _ = session.no_such_name  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        _ = session._engine  # a session's own state is not reached through it
+
+
+class _OfAnotherMake:
+    def save(self, sess: rt.Session, save_path: str, global_step: object = None) -> str:
+        raise NotImplementedError
+
+    def restore(self, sess: rt.Session, save_path: str) -> None:
+        raise NotImplementedError
+
+
+def test_what_a_saver_offers_is_told_by_its_type(graph: rt.Graph) -> None:
+    rt.Variable(1.0, name="v")
+    for offered in (BackgroundSaver, ComparingSaver, DirectorySaver):
+        assert isinstance(Saver(), offered)
+        assert not isinstance(_OfAnotherMake(), offered)
+
+
+def test_what_a_hook_follows_is_told_by_its_type(tmp_path: pathlib.Path) -> None:
+    assert isinstance(CheckpointSaverHook(str(tmp_path), save_secs=1), FollowsLeader)
+    assert not isinstance(SessionRunHook(), FollowsLeader)
+
+
+def test_a_ps_that_leaves_ends_a_recovery_and_a_start_at_once(
+    graph: rt.Graph, caplog: pytest.LogCaptureFixture
+) -> None:
+    with servers(sockets=True, ps=1, worker=1) as made:
+        with rt.device("/job:ps/task:0"):
+            v = rt.Variable(1.0, name="v")
+        target = made[TARGET].target
+        SessionManager().prepare_session(target, v.initializer).close()
+        worker = Supervisor(graph=graph, is_chief=False)
+        with worker.managed_session(target) as session:
+            run = made["/job:ps/task:0"].worker.store.run
+            run.close(rt.TaskLeftError("it has left: training is over"))  # it still answers, for as long as it stops
+            with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
+                session.recover(session.raw, loss_of(session))
+            assert session.left is not None
+        assert "training is over; what was done here since the last checkpoint is not saved" in caplog.text
+        with pytest.raises(rt.TaskLeftError, match="/job:ps/task:0: it has left: training is over"):
+            Supervisor(graph=graph, is_chief=False).prepare_or_wait_for_session(target)
