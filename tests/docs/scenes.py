@@ -263,7 +263,7 @@ SCENES: dict[str, type[Scene]] = {
     "evaluator.md": Evaluation,
     "optimizers.md": Optimizers,
     "monitoring.md": Monitoring,
-    "design.md": Design,
+    "architecture.md": Design,
     "testing.md": Faults,
 }
 """Of the pages that need more than the model."""

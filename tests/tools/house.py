@@ -73,7 +73,7 @@ RETIRED_CLASSES = frozenset(
     SavedVariable SaveSliceInfo Say Shards ShardFile Speaker Stored Told Turns
     """.split()
 )
-"""Names that classes had before; see the vocabulary in docs/design.md."""
+"""Names that classes had before; see the vocabulary in docs/glossary.md."""
 
 
 @dataclass(frozen=True)
