@@ -10,9 +10,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import cast
 
-from runtime import CancelledError, OutOfRangeError, Session, concurrency
+from runtime import CancelledError, OutOfRangeError, Session, SessionLike, concurrency
 
 _log = logging.getLogger(__name__)
 
@@ -245,14 +245,13 @@ def while_open(session: object) -> Iterator[None]:
         _log.info("the session was closed, a service has nothing left to do: %s", error)
 
 
-def underlying(session: Any) -> Session:
+def underlying(session: SessionLike) -> Session:
     """Returns the session underneath a session that recovers or has hooks; any other session itself.
 
     Args:
         session: A session, a ``ManagedSession`` or a ``MonitoredSession``.
     """
-    found: Session = getattr(session, "raw", session)
-    return found
+    return cast(Session, getattr(session, "raw", session))
 
 
 class LooperThread(concurrency.Thread):

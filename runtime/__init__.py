@@ -40,9 +40,11 @@ from runtime.graph.graph import (
     Graph,
     GraphKeys,
     Operation,
+    SessionLike,
     Tensor,
     control_dependencies,
     get_default_graph,
+    get_default_session,
     group,
     name_scope,
     no_op,
@@ -76,7 +78,7 @@ from runtime.server.local_cluster import local_cluster
 from runtime.server.report import TaskReport, probe
 from runtime.server.server import Server
 from runtime.session.run_options import RunMetadata, RunOptions
-from runtime.session.session import InteractiveSession, Session, get_default_session
+from runtime.session.session import InteractiveSession, Session
 from runtime.trust.security import Security
 
 _collector.resume()
@@ -124,6 +126,7 @@ __all__ = [
     "Server",
     "Session",
     "SessionConfig",
+    "SessionLike",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TaskId",

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator
+from harness.coordinator import Coordinator, underlying
 from harness.data import lease_table
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.training.run.monitored_session import MonitoredSession
@@ -184,7 +184,7 @@ class DataShards:
             inner = inner.optimizer
         return _Counted(optimizer, self)
 
-    def open(self, session: rt.Session, coord: Coordinator | None = None) -> Batches:
+    def open(self, session: rt.SessionLike, coord: Coordinator | None = None) -> Batches:
         """Returns this worker's batches, for a ``with`` block. The end of the block gives the lease back.
 
         Args:
@@ -198,7 +198,7 @@ class DataShards:
 
     # -- questions to the table ------------------------------------------------------------------------------------
 
-    def lease(self, session: rt.Session, owner: int) -> tuple[int, list[int]]:
+    def lease(self, session: rt.SessionLike, owner: int) -> tuple[int, list[int]]:
         """Leases a block for a worker.
 
         Args:
@@ -218,7 +218,7 @@ class DataShards:
         numbers = (block * self._block_batches + i for i in range(self._block_batches) if not marks >> i & 1)
         return block, [number for number in numbers if batches is None or number < batches]
 
-    def release(self, session: rt.Session, owners: Sequence[int], leases: int = _LEASES) -> None:
+    def release(self, session: rt.SessionLike, owners: Sequence[int], leases: int = _LEASES) -> None:
         """Gives the leases of some workers back.
 
         Args:
@@ -231,12 +231,12 @@ class DataShards:
             asked = np.array([leases, *some, *[lease_table.FREE] * (_AT_ONCE - len(some))], np.int32)
             session.run(self._release, {self._given_back: asked})
 
-    def read(self, session: rt.Session) -> Array:
+    def read(self, session: rt.SessionLike) -> Array:
         """Returns the table, int32[4, slots]."""
         found: Array = session.run(self.table)
         return found
 
-    def check(self, session: rt.Session) -> None:
+    def check(self, session: rt.SessionLike) -> None:
         """Raises InvalidArgumentError when the run deals out another data set, or with other numbers."""
         there = lease_table.likeness_of(self.read(session))
         wrong = [
@@ -337,7 +337,7 @@ class _Counted(WrappedOptimizer):
 class Batches:
     """The batches of a worker; see ``DataShards.open``."""
 
-    def __init__(self, shards: DataShards, session: rt.Session, coord: Coordinator | None) -> None:
+    def __init__(self, shards: DataShards, session: rt.SessionLike, coord: Coordinator | None) -> None:
         self._shards = shards
         # The questions here are no steps of the user's. So they bypass the hooks, and may come after a stop.
         self._session = session.managed if isinstance(session, MonitoredSession) else session
@@ -349,12 +349,12 @@ class Batches:
 
     def __enter__(self) -> Batches:
         """Checks that the run deals out the same data."""
-        if self._session.config.prefetch:
+        if underlying(self._session).config.prefetch:
             raise rt.InvalidArgumentError(
                 f"{self._shards.name}: with prefetch the gradients of a batch are still under way when the next lease "
                 "is asked for: leave SessionConfig.prefetch out"
             )
-        self._owner = owner_of(self._session.task)
+        self._owner = owner_of(underlying(self._session).task)
         self._shards.check(self._session)
         return self
 
@@ -383,7 +383,7 @@ class Batches:
         """
         if self._coord.should_stop():
             raise StopIteration
-        session = self._session.id
+        session = underlying(self._session).id
         # A new session may come with a restored table, which does not know the lease.
         if session != self._id:
             self._id = session
@@ -403,11 +403,11 @@ class Batches:
 
         Synchronous workers are informed first that no gradient of this worker will come.
         """
-        target = self._session.target
+        target = underlying(self._session).target
         if not self._waiting and target:
             logging.info("%s: other workers have the last batches; waiting whether some come back", self._shards.name)
             try:
-                RunRecords(target).rest(self._session.id)
+                RunRecords(target).rest(underlying(self._session).id)
                 self._waiting = True
             except LOST_CONTACT as error:
                 # The next question for a lease is a step, and recovers.
@@ -435,7 +435,7 @@ class LeaseKeeper:
         self._unknown: dict[int, float] = {}
 
     def create_threads(
-        self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+        self, sess: rt.SessionLike, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[concurrency.Thread]:
         """Makes the thread, on the chief; none elsewhere, and none where there is no cluster.
 
@@ -445,7 +445,7 @@ class LeaseKeeper:
             daemon: True if the end of the process does not wait for the thread.
             start: True to start the thread.
         """
-        target, task = sess.target, sess.task
+        target, task = underlying(sess).target, underlying(sess).task
         if not target or not is_chief(sess, owner_of(task) == 0 or task == "/job:worker/task:0"):
             return []
         coord = coord or Coordinator()
@@ -455,7 +455,7 @@ class LeaseKeeper:
             thread.start()
         return [thread]
 
-    def _keep(self, sess: rt.Session, target: str, coord: Coordinator) -> None:
+    def _keep(self, sess: rt.SessionLike, target: str, coord: Coordinator) -> None:
         records = RunRecords(target)
         while not coord.wait_for_stop(self._shards.lease_secs / 4):
             try:
@@ -469,7 +469,7 @@ class LeaseKeeper:
                 coord.request_stop(error)
                 return
 
-    def take_back(self, sess: rt.Session, records: RunRecords) -> list[int]:
+    def take_back(self, sess: rt.SessionLike, records: RunRecords) -> list[int]:
         """Takes back, once, the leases of absent workers; returns their numbers.
 
         Args:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, LooperThread, while_open
+from harness.coordinator import Coordinator, LooperThread, underlying, while_open
 from harness.monitoring.sampler import ANSWER_SECS, Sampler, TaskStatus
 from harness.tensorboard.plugin_messages import Layout
 
@@ -141,7 +141,7 @@ class SeriesThread(LooperThread):
     """
 
     def __init__(
-        self, coord: Coordinator, secs: float, session: rt.Session, global_step: rt.TensorLike, writer: SeriesWriter
+        self, coord: Coordinator, secs: float, session: rt.SessionLike, global_step: rt.TensorLike, writer: SeriesWriter
     ) -> None:
         super().__init__(coord, secs)
         self.name = "write-series"
@@ -154,7 +154,9 @@ class SeriesThread(LooperThread):
         """Writes a point of each series; without an answer of the cluster the point is left out."""
         try:
             if self._series is None:
-                self._series = StandardSeries(rt.probe(self._session.target, ANSWER_SECS).cluster, self._writer)
+                self._series = StandardSeries(
+                    rt.probe(underlying(self._session).target, ANSWER_SECS).cluster, self._writer
+                )
                 # Rates need two samples.
                 return
             with while_open(self._session):

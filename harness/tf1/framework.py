@@ -40,7 +40,10 @@ class _AnySession(type):
     """Makes ``isinstance(s, tf.Session)`` true for the sessions that a Supervisor gives."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, rt.Session)
+        # Programs without a Supervisor need not import one.
+        from harness.training.start.managed_session import ManagedSession
+
+        return isinstance(instance, rt.Session | ManagedSession)
 
 
 @OPS.add()

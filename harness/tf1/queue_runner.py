@@ -12,6 +12,7 @@ from absl import logging
 import runtime as rt
 from harness.coordinator import Coordinator, underlying
 from harness.training.run.monitored_session import MonitoredSession
+from harness.training.start.managed_session import ManagedSession
 from runtime import concurrency
 
 
@@ -76,9 +77,9 @@ class QueueRunner:
         self._closed_types = types
         self._rounds = rounds
         self._lock = concurrency.Lock()
-        self._running: dict[rt.Session, int] = {}
+        self._running: dict[rt.SessionLike, int] = {}
         # Sessions in which all rounds were added: a second call must not add them again.
-        self._through: weakref.WeakSet[rt.Session] = weakref.WeakSet()
+        self._through: weakref.WeakSet[rt.SessionLike] = weakref.WeakSet()
         self._raised: list[BaseException] = []
 
     @property
@@ -102,7 +103,7 @@ class QueueRunner:
         return self._raised
 
     def create_threads(
-        self, sess: rt.Session, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
+        self, sess: rt.SessionLike, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[concurrency.Thread]:
         """Makes a thread for each enqueue operation, and a thread that cancels at a stop.
 
@@ -136,7 +137,7 @@ class QueueRunner:
                 thread.start()
         return threads
 
-    def _run(self, sess: rt.Session, enqueue_op: rt.Operation, coord: Coordinator | None) -> None:
+    def _run(self, sess: rt.SessionLike, enqueue_op: rt.Operation, coord: Coordinator | None) -> None:
         through = False
         try:
             for _ in itertools.count() if self._rounds is None else range(self._rounds):
@@ -170,12 +171,12 @@ class QueueRunner:
             if through and last:
                 self._close(sess, self._close_op)
 
-    def _cancel_on_stop(self, sess: rt.Session, coord: Coordinator) -> None:
+    def _cancel_on_stop(self, sess: rt.SessionLike, coord: Coordinator) -> None:
         coord.wait_for_stop()
         # In the session underneath: a managed one runs nothing more after the stop of a failure.
         self._close(underlying(sess), self._cancel_op)
 
-    def _close(self, sess: rt.Session, op: rt.Operation) -> None:
+    def _close(self, sess: rt.SessionLike, op: rt.Operation) -> None:
         try:
             sess.run(op)
         except (rt.OpError, RuntimeError) as error:
@@ -189,7 +190,7 @@ def add_queue_runner(qr: QueueRunner, collection: str = rt.GraphKeys.QUEUE_RUNNE
 
 
 def start_queue_runners(
-    sess: rt.Session | None = None,
+    sess: rt.SessionLike | None = None,
     coord: Coordinator | None = None,
     daemon: bool = True,
     start: bool = True,
@@ -216,7 +217,7 @@ def start_queue_runners(
         raise ValueError(
             "Cannot start queue runners: No default session is registered. Use `with sess.as_default()` or pass one."
         )
-    if not isinstance(sess, rt.Session):
+    if not isinstance(sess, rt.Session | ManagedSession):
         if isinstance(sess, MonitoredSession):
             return []
         raise TypeError(f"sess must be a `Session` object, not {type(sess).__name__}")

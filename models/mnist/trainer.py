@@ -184,7 +184,7 @@ Feeds = Mapping[rt.Tensor, NDArray]
 
 @contextlib.contextmanager
 def dealt(
-    graph: "Graph", session: rt.Session, split: data.Split, batches: data.Batches | None
+    graph: "Graph", session: rt.SessionLike, split: data.Split, batches: data.Batches | None
 ) -> Iterator[Iterator[Feeds]]:
     """Yields the feeds of this worker's steps: a fixed share, or leases on shards if workers come and go."""
     if batches is not None:
@@ -352,7 +352,7 @@ class Tests:
     def __init__(
         self,
         config: Config,
-        session: rt.Session,
+        session: rt.SessionLike,
         graph: Graph,
         supervisor: harness.Supervisor,
         split: data.Split,

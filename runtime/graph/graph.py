@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from runtime import concurrency
 from runtime.graph.op_kinds import Body, Nothing, Shape
@@ -32,10 +32,21 @@ FeedDict: TypeAlias = Mapping[Any, object]
 
 
 class SessionLike(Protocol):
-    """A session: an object that runs the steps of a graph."""
+    """A session: an object that runs the steps of a graph.
 
-    def run(self, fetches: object, feed_dict: FeedDict | None = None) -> Any:
-        """Runs one step and returns the values of ``fetches``."""
+    A ``Session`` is one. So are the sessions of ``harness`` that recover lost tasks or call hooks, which wrap one.
+    """
+
+    @property
+    def graph(self) -> Graph:
+        """The graph whose steps the session runs."""
+
+    def run(self, fetches: object, feed_dict: FeedDict | None = None, *arguments: Any, **options: Any) -> Any:
+        """Runs one step and returns the values of ``fetches``; further arguments are those of ``Session.run``."""
+
+
+AnySession = TypeVar("AnySession", bound=SessionLike)
+"""A session of one type, which a function returns as it has received it."""
 
 
 class GraphKeys:
@@ -560,6 +571,26 @@ def pop_default_session(session: SessionLike) -> None:
     """Takes back the last ``push_default_session`` of this session, if this thread made one."""
     stack = default_session_stack()
     del stack[_last(stack, session) : _last(stack, session) + 1]
+
+
+@contextlib.contextmanager
+def default_session(session: AnySession) -> Iterator[AnySession]:
+    """Makes a session the default one of this thread for a ``with`` block; the end of the block closes nothing.
+
+    Args:
+        session: The session, which is also the value of the block.
+    """
+    push_default_session(session)
+    try:
+        yield session
+    finally:
+        pop_default_session(session)
+
+
+def get_default_session() -> SessionLike | None:
+    """Returns the session that ``eval`` and ``run`` of this thread use, or None."""
+    stack = default_session_stack()
+    return stack[-1] if stack else None
 
 
 def _session_or_default(session: SessionLike | None, what: str) -> SessionLike:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,10 +27,13 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.graph.graph import (
+    AnySession,
     FeedDict,
     Graph,
     Operation,
+    SessionLike,
     Tensor,
+    default_session,
     default_session_stack,
     get_default_graph,
     pop_default_session,
@@ -60,6 +63,8 @@ from runtime.trust.security import Security
 
 if TYPE_CHECKING:
     from runtime.graph.variable import Variable
+
+_Placed = TypeVar("_Placed", bound="Variable | Tensor")
 
 MAX_PLANS = 256
 """Plans that a session keeps; the least recently used plan goes first."""
@@ -392,7 +397,9 @@ class Session:
         for op, device in place(needed.operations, self._devices).items():
             logging.info("%s: (%s): %s", op.name, op.type, device.name)
 
-    def make_callable(self, fetches: object, feed_list: Sequence[object] | None = None) -> Callable[..., Any]:
+    def make_callable(
+        self: SessionLike, fetches: object, feed_list: Sequence[object] | None = None
+    ) -> Callable[..., Any]:
         """Returns a function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
         if feed_list is not None and not isinstance(feed_list, list | tuple):
             raise TypeError(f"feed_list must be a list, not {type(feed_list).__name__}")
@@ -504,7 +511,7 @@ class Session:
         """The leadership under which this session gives orders to tasks."""
         return self._authority
 
-    def placement(self, variables: Sequence[Variable]) -> dict[Variable, Device]:
+    def placement(self, variables: Sequence[_Placed]) -> dict[_Placed, Device]:
         """Returns the device of each of the variables."""
         placed = place(prune([v.op for v in variables], {}).operations, self._devices)
         return {v: placed[v.op] for v in variables}
@@ -525,9 +532,9 @@ class Session:
             self._when_dropped.detach()
             self._engine.close()
 
-    def as_default(self) -> _Default:
+    def as_default(self: AnySession) -> AbstractContextManager[AnySession]:
         """Returns a context in which ``Tensor.eval`` and ``Operation.run`` use this session; its end closes nothing."""
-        return _Default(self)
+        return default_session(self)
 
     def __enter__(self) -> Session:
         """Makes the session and its graph the defaults of this thread."""
@@ -546,18 +553,6 @@ class Session:
         assert entered is not None
         entered.__exit__(kind, error, at)
         self.close()
-
-
-class _Default:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> Session:
-        push_default_session(self._session)
-        return self._session
-
-    def __exit__(self, *_: object) -> None:
-        pop_default_session(self._session)
 
 
 class InteractiveSession(Session):
@@ -584,13 +579,6 @@ class InteractiveSession(Session):
             pop_default_session(self)
             self._graph_context.__exit__(None, None, None)
         super().close()
-
-
-def get_default_session() -> Session | None:
-    """Returns the session that ``eval`` and ``run`` of this thread use, or None."""
-    stack = default_session_stack()
-    session = stack[-1] if stack else None
-    return session if isinstance(session, Session) else None
 
 
 def _open(target: str, config: SessionConfig | None, security: Security | None) -> tuple[Engine, SessionConfig]:

@@ -333,7 +333,7 @@ class MonitoredSession:
         # One step for the caller and all hooks: their values are of the same moment, and cost one round trip.
         merged = {"caller": fetches, "hooks": requested} if requested else {"caller": fetches}
         results = raw.run(merged, feeds or None, options, run_metadata)
-        self.managed.note(merged, results)
+        self.managed.seen.note(merged, results)
         given = results.get("hooks", {})
         self._after_run(
             context, [SessionRunValues(given.get(n), options, run_metadata) for n in range(len(self._hooks))]
@@ -416,7 +416,7 @@ class MonitoredSession:
         finally:
             self._abandon()
 
-    def _leave_hooks(self, session: rt.Session) -> None:
+    def _leave_hooks(self, session: rt.SessionLike) -> None:
         for hook in _savers_among(self._hooks):
             hook.leave(underlying(session))
 
@@ -424,7 +424,7 @@ class MonitoredSession:
         for hook in _savers_among(self._hooks):
             hook.settle(self._grace_secs)
 
-    def _end_hooks(self, ended: dict[int, rt.Session], session: rt.Session) -> None:
+    def _end_hooks(self, ended: dict[int, rt.SessionLike], session: rt.SessionLike) -> None:
         """Calls each hook's ``end``. A hook that fails does not keep the hooks behind it from theirs.
 
         Args:

@@ -38,7 +38,7 @@ class BackgroundSaver(Protocol):
 
     skipped: int
 
-    def save(self, sess: rt.Session, save_path: str, global_step: Any = None, *, wait: bool = True) -> Any:
+    def save(self, sess: rt.SessionLike, save_path: str, global_step: Any = None, *, wait: bool = True) -> Any:
         """Saves. Without ``wait``, returns a handle of the save, or None where the save was skipped."""
 
 
@@ -46,7 +46,7 @@ class BackgroundSaver(Protocol):
 class ComparingSaver(Protocol):
     """A saver that compares variables with a checkpoint; the user's own saver need not."""
 
-    def changed_since(self, sess: rt.Session, save_path: str) -> bool | None:
+    def changed_since(self, sess: rt.SessionLike, save_path: str) -> bool | None:
         """Returns True if a variable was written since the checkpoint; None where that is unknown."""
 
 
@@ -79,13 +79,13 @@ class CreatesThreads(Protocol):
     """A queue runner: of ``harness.tf1``, or the user's own."""
 
     def create_threads(
-        self, sess: rt.Session, coord: Coordinator, *, daemon: bool, start: bool
+        self, sess: rt.SessionLike, coord: Coordinator, *, daemon: bool, start: bool
     ) -> list[concurrency.Thread]:
         """Makes the threads that fill a queue, and starts them with ``start``."""
 
 
 def start_queue_runners(
-    runners: Iterable[CreatesThreads], session: rt.Session, coord: Coordinator
+    runners: Iterable[CreatesThreads], session: rt.SessionLike, coord: Coordinator
 ) -> list[concurrency.Thread]:
     """Starts the threads that fill queues, and returns them.
 
@@ -129,9 +129,9 @@ class Checkpoints:
         self._stands = False
         self._logged_standing = False
         self._running: SaveHandle | None = None
-        self._within: rt.Session | None = None
+        self._within: rt.SessionLike | None = None
 
-    def save(self, session: rt.Session) -> str | None:
+    def save(self, session: rt.SessionLike) -> str | None:
         """Saves and waits for the end of the save.
 
         Returns:
@@ -149,7 +149,7 @@ class Checkpoints:
             self._note(path, session)
             return path
 
-    def begin(self, session: rt.Session) -> None:
+    def begin(self, session: rt.SessionLike) -> None:
         """Begins to save while training continues; a save under way lets this one be skipped.
 
         Raises:
@@ -165,13 +165,13 @@ class Checkpoints:
                 # A saver of the user's own cannot save in the background.
                 self._note(str(self._saved(session, wait=True)), session)
 
-    def changed(self, session: rt.Session) -> bool:
+    def changed(self, session: rt.SessionLike) -> bool:
         """Returns True if a variable was written since the last save, whatever the global step says."""
         with self._lock:
             last = self._saved_path or self._on_disk()
             return last is None or self._changed(session, last)
 
-    def inspect(self, session: rt.Session) -> None:
+    def inspect(self, session: rt.SessionLike) -> None:
         """Notes the end of a save that was begun.
 
         A full disk or a lost task costs this checkpoint, not the training. The log tells of the disk, and the session
@@ -196,7 +196,7 @@ class Checkpoints:
             self._saver.skipped += count
         rt.lowlevel.metrics.add("checkpoints_skipped_total", count)
 
-    def _inspect(self, session: rt.Session, *, wait: bool = False) -> None:
+    def _inspect(self, session: rt.SessionLike, *, wait: bool = False) -> None:
         handle = self._running
         if handle is None or not (wait or handle.done()):
             return
@@ -221,7 +221,7 @@ class Checkpoints:
         else:
             self._note(path, session)
 
-    def _is_due(self, session: rt.Session) -> bool:
+    def _is_due(self, session: rt.SessionLike) -> bool:
         if self._global_step is not None:
             self._step = int(session.run(self._global_step))
             last = self._saved_path or self._on_disk()
@@ -232,7 +232,7 @@ class Checkpoints:
             raise rt.PermissionDeniedError("no checkpoint is saved: another chief has taken the lead of this run")
         return True
 
-    def _changed(self, session: rt.Session, last: str) -> bool:
+    def _changed(self, session: rt.SessionLike, last: str) -> bool:
         """Returns True unless the last checkpoint has all values, for a step that stands still."""
         self._stands = False
         # A saver of the user's own may not compare. Then a standing step means that all is saved, as in TF1.
@@ -253,13 +253,13 @@ class Checkpoints:
             _raise_if_replaced(error, raw, session)
             raise
 
-    def _start(self, session: rt.Session) -> None:
+    def _start(self, session: rt.SessionLike) -> None:
         raw = underlying(session)
         handle = self._saved(session, wait=False)
         if handle is not None:  # None: the save was skipped
             self._running, self._within = handle, raw
 
-    def _saved(self, session: rt.Session, *, wait: bool) -> Any:
+    def _saved(self, session: rt.SessionLike, *, wait: bool) -> Any:
         """Saves; begins again where a backup took the place of a ps, which a session does not notice."""
         raw = underlying(session)
         options = {} if wait else {"wait": False}
@@ -273,7 +273,7 @@ class Checkpoints:
                     _raise_if_replaced(error, raw, session)
                     raise
 
-    def _note(self, path: str, session: rt.Session) -> None:
+    def _note(self, path: str, session: rt.SessionLike) -> None:
         # The name has the step of the checkpoint; other workers have moved the global step since it was read.
         before, self._saved_path = self._saved_step, path
         found = step_in(path)
@@ -284,7 +284,7 @@ class Checkpoints:
         if self._stands and before is not None and before == self._saved_step and not self._logged_standing:
             self._tell_if_it_stands(session, before)
 
-    def _tell_if_it_stands(self, session: rt.Session, step: int) -> None:
+    def _tell_if_it_stands(self, session: rt.SessionLike, step: int) -> None:
         # The checkpoint may have come between the first update of a step and its global step: no reason to warn.
         if int(session.run(self._global_step)) != step:
             return
@@ -332,7 +332,7 @@ def _log_lost(error: rt.OpError) -> None:
 
 
 @contextlib.contextmanager
-def costs_one_checkpoint(session: rt.Session) -> Iterator[None]:
+def costs_one_checkpoint(session: rt.SessionLike) -> Iterator[None]:
     """Logs an error of a save that costs one checkpoint and says nothing of the session.
 
     The disk is full, a disk or a store does not answer, or the tasks could not be held still together for long enough.
@@ -355,7 +355,7 @@ def costs_one_checkpoint(session: rt.Session) -> Iterator[None]:
         _log_lost(error)
 
 
-def _raise_if_replaced(error: Exception, raw: rt.Session, session: rt.Session) -> None:
+def _raise_if_replaced(error: Exception, raw: rt.SessionLike, session: rt.SessionLike) -> None:
     """Raises AbortedError if a recovery in another thread has closed the used session."""
     if raw is not underlying(session):
         raise rt.AbortedError(f"its session was replaced meanwhile: {error}") from error
@@ -415,7 +415,7 @@ class Summaries:
         self._writer = writer
         self._needs_feed = False
 
-    def write(self, session: rt.Session) -> None:
+    def write(self, session: rt.SessionLike) -> None:
         """Writes one summary. An operation that needs a feed is logged once, and then left out."""
         if self._needs_feed:
             return
@@ -435,7 +435,7 @@ class Summaries:
 
 
 def service(
-    coord: Coordinator, name: str, secs: float, session: ManagedSession, act: Callable[[rt.Session], object]
+    coord: Coordinator, name: str, secs: float, session: ManagedSession, act: Callable[[rt.SessionLike], object]
 ) -> LooperThread:
     """Returns a thread that calls a function with the session at its start and then at intervals.
 
@@ -489,6 +489,6 @@ class StepCounter:
             logging.info("%s: %g%s", self._tag, rate, rest)
         return rate
 
-    def count_in(self, global_step: GlobalStep) -> Callable[[rt.Session], object]:
+    def count_in(self, global_step: GlobalStep) -> Callable[[rt.SessionLike], object]:
         """Returns a function that counts in a session, by a global step."""
         return lambda session: self.count(int(session.run(global_step)), concurrency.monotonic())

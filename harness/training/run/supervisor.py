@@ -314,7 +314,7 @@ class Supervisor:
         return threads
 
     def start_queue_runners(
-        self, sess: rt.Session, queue_runners: Sequence[services.CreatesThreads] | None = None
+        self, sess: rt.SessionLike, queue_runners: Sequence[services.CreatesThreads] | None = None
     ) -> list[Thread]:
         """Starts the threads that fill queues.
 
@@ -345,7 +345,7 @@ class Supervisor:
         """
         return LooperThread.loop(self.coord, timer_interval_secs, target, args, kwargs)
 
-    def summary_computed(self, sess: rt.Session, summary: object, global_step: int | None = None) -> None:
+    def summary_computed(self, sess: rt.SessionLike, summary: object, global_step: int | None = None) -> None:
         """Writes a summary that was computed in a training step.
 
         Args:
@@ -455,7 +455,7 @@ class Supervisor:
                 if not saves:
                     break
 
-    def _final(self, session: rt.Session) -> None:
+    def _final(self, session: rt.SessionLike) -> None:
         """Writes the last checkpoint, then the last summaries."""
         if self._checkpoints is not None:
             self._checkpoints.save(session)

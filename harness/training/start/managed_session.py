@@ -1,20 +1,24 @@
 """ManagedSession: the session of a training loop, which survives the loss of tasks.
 
-``Lifecycle`` makes a ``ManagedSession`` for Supervisor and MonitoredSession. A lost task is told from an error of the
-step's own Python by ``Session.lost``, which knows where an error comes from. The type of an error does not tell.
+``Lifecycle`` makes a ``ManagedSession`` for Supervisor and MonitoredSession. ``Session.lost`` tells a lost task from an
+error of the step's own Python: it knows where an error comes from, and the type of an error does not say so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import Coordinator, GracePeriod
+from harness.training.start.global_step import GlobalStep
+from harness.training.start.readiness import Feeds
 from harness.training.start.session_manager import LOST_CONTACT
 from harness.training.start.session_source import RunSessions
 from runtime import concurrency
@@ -26,7 +30,93 @@ _PAUSE_SECS = 0.5
 _T = TypeVar("_T")
 
 
-class ManagedSession(rt.Session):
+class SeenSteps:
+    """The global steps that this task has seen, for the log of lost steps.
+
+    Args:
+        variable: Variable that counts the steps; None for none.
+    """
+
+    def __init__(self, variable: GlobalStep | None) -> None:
+        self.variable = variable
+        """The variable that counts the steps."""
+        self.last: int | None = None
+        """Latest step that a step of training has fetched; None before. A recovery sets it back."""
+        self.reached: int | None = None
+        """Highest step so far. A lost step counts until a step beyond the restored one is seen."""
+        self._gives_step: dict[rt.Operation | None, bool] = {}
+
+    def note(self, fetches: object, result: Any) -> None:
+        """Notes the global step among the values that a step has fetched.
+
+        Args:
+            fetches: Fetches of the step. Lists, tuples and dictionaries are searched.
+            result: Values, in the same structure.
+        """
+        if isinstance(fetches, dict):
+            for key, fetch in fetches.items():
+                self.note(fetch, result[key])
+        elif isinstance(fetches, (list, tuple)):
+            for fetch, value in zip(fetches, result, strict=True):
+                self.note(fetch, value)
+        elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
+            step = int(result)
+            if self.last is None or step > self.last:
+                self.last = self.reached = step
+
+    def _is_step(self, op: rt.Operation | None) -> bool:
+        """Returns True if an operation reads the global step, or updates the step alone and returns the result."""
+        known = self._gives_step.get(op)
+        if known is None:
+            name = "" if self.variable is None else self.variable.op.name
+            written = [variable.name for variable in getattr(getattr(op, "body", None), "variables", ())]
+            reads = op is not None and op.name in (name, f"{name}/read")
+            known = self._gives_step[op] = bool(name) and (reads or written == [name])
+        return known
+
+    def log_recovery(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
+        """Logs the steps that a recovery has lost, each lost step once.
+
+        Args:
+            broken: Session that has lost a task.
+            fresh: Session that takes its place.
+            took_secs: Seconds that the recovery took.
+        """
+        known, now = self.last, None
+        if self.variable is not None:
+            try:
+                now = int(fresh.run(self.variable))
+            except LOST_CONTACT as again:
+                logging.warning("lost contact again: %s", again)
+        if now is not None:
+            self.last, self.reached = now, max(now, self.reached or 0)
+        rt.lowlevel.metrics.add("recoveries_total")
+        rt.lowlevel.metrics.add("recovery_seconds_total", took_secs)
+        text = f"recovered within {took_secs:.2f} s"
+        if now is None:
+            logging.warning("%s", text)
+        elif known is None or (known <= now and self._value_ids(broken) == self._value_ids(fresh)):
+            logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
+        elif known <= now:
+            # The step went back, and other workers have trained since: this task cannot count the lost steps.
+            logging.warning(
+                "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
+                "(step %d was the last seen here)",
+                *(text, now, known),
+            )
+        else:
+            rt.lowlevel.metrics.add("steps_lost_total", known - now)
+            logging.warning(
+                "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
+            )
+
+    def _value_ids(self, session: rt.Session) -> list[str]:
+        """Returns the id of the values on the global step's task. A restore gives the values of every task new ids."""
+        placed = session.placement([] if self.variable is None else [self.variable])
+        return [session.value_ids[place.task_name] for place in placed.values()]
+
+
+class ManagedSession:
     """A session whose ``run`` survives the loss of tasks.
 
     When the tasks of the session underneath raise UnavailableError or AbortedError, a recovery opens a new session and
@@ -36,8 +126,8 @@ class ManagedSession(rt.Session):
     Any number of threads may use the session; one thread recovers while the other threads wait. A step raises its error
     after ``TRIES`` new sessions in which nothing was different, or memory was short.
 
-    The class inherits the type of a session, for callers that ask for a session, and none of a session's state. Every
-    other attribute is the one of the present session underneath, ``raw``.
+    A ``ManagedSession`` wraps a session, and is none: ``runtime.SessionLike`` is the type of both. Every other public
+    attribute is the one of the present session underneath, ``raw``.
 
     Args:
         sessions: Sessions of the run: the first one, and a new one in each recovery.
@@ -46,6 +136,7 @@ class ManagedSession(rt.Session):
         recover: False raises the error of a lost task, as TF1's session does.
         global_step: Variable that counts the steps, for the log of lost steps; None for none.
         on_recovery: Function that is called with each new session after a recovery, before any step runs there.
+        is_chief: True on the chief of the run; None of a session that is part of no run.
     """
 
     def __init__(
@@ -55,43 +146,45 @@ class ManagedSession(rt.Session):
         grace_period: GracePeriod,
         *,
         recover: bool = True,
-        global_step: Any = None,
+        global_step: GlobalStep | None = None,
         on_recovery: Callable[[rt.Session], object] | None = None,
+        is_chief: bool | None = None,
     ) -> None:
         self.graph = graph
+        """Graph that is run."""
         self._sessions = sessions
         self._grace_period = grace_period
-        self._coord = grace_period.coord
         self._recovers = recover
-        self._global_step = global_step
         self._on_recovery = on_recovery
-        give_up_secs = sessions.give_up_secs
-        self._limit = f" (gives up after {give_up_secs:g} s)" if give_up_secs < math.inf else ""
         self._recovery = concurrency.RLock()
         self._failed: BaseException | None = None
-        self._gives_step: dict[rt.Operation | None, bool] = {}
-        self._seen: int | None = None
-        # The highest step so far; a lost step counts until a step beyond the restored one is seen.
-        self._reached: int | None = None
-        self._closed = False
         # By thread that runs a step: the begin of the step on time.monotonic().
         self._steps: dict[int, float] = {}
+        self._entered: contextlib.ExitStack | None = None
         self.on_exit: Callable[[BaseException | None], object] | None = None
         """Function that is called at the end of a ``with`` block, before the close, with the error of the block."""
         self.left: rt.TaskLeftError | None = None
         """Error that ends all training here: a task has left, as training is over. None before."""
-        self.is_chief: bool | None = None
+        self.is_chief = is_chief
         """True on the chief of the run; None of a session that is part of no run."""
         self.last_loss: rt.OpError | None = None
         """Error that the last recovery was for; names the task."""
         self.recoveries = 0
         """Number of recoveries, each with a new session."""
+        self.seen = SeenSteps(global_step)
+        """Global steps that this task has seen."""
+        self.closed = False
+        """True after ``close``."""
         self.raw = sessions.open(False)
         """The present session underneath."""
-        self.config = self.raw.config
-        self.target = self.raw.target
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *arguments: Any, **options: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        # Private state of the session underneath stays private, and a half-made session has no ``raw`` to ask.
+        if name.startswith("_") or "raw" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.raw, name)
+
+    def run(self, fetches: object, feed_dict: Feeds | None = None, *arguments: Any, **options: Any) -> Any:
         """Runs one step; arguments, result and errors are those of ``Session.run``.
 
         Args:
@@ -109,7 +202,7 @@ class ManagedSession(rt.Session):
             TaskLeftError: A task has left since, as training is over.
         """
         result = self.run_again(lambda raw: raw.run(fetches, feed_dict, *arguments, **options))
-        self.note(fetches, result)
+        self.seen.note(fetches, result)
         return result
 
     def run_again(self, step: Callable[[rt.Session], _T]) -> _T:
@@ -130,8 +223,8 @@ class ManagedSession(rt.Session):
         try:
             while True:
                 # The failure of a service reaches the training loop here, not only the log.
-                if self._coord.should_stop():
-                    self._coord.raise_requested_exception()
+                if self.coord.should_stop():
+                    self.coord.raise_requested_exception()
                 raw = self.raw
                 try:
                     return step(raw)
@@ -141,7 +234,7 @@ class ManagedSession(rt.Session):
                     if isinstance(error, rt.TaskLeftError) and raw.raised(error):
                         self.left = error
                     # The error of a thread comes first: a closed queue, say, is only its consequence.
-                    self._coord.raise_requested_exception()
+                    self.coord.raise_requested_exception()
                     raise
         finally:
             self._steps.pop(concurrency.thread_id(), None)
@@ -164,34 +257,6 @@ class ManagedSession(rt.Session):
         with self._recovery:
             return raw is not self.raw
 
-    def note(self, fetches: Any, result: Any) -> None:
-        """Notes the global step among the values that a step has fetched, for the log of lost steps.
-
-        Args:
-            fetches: Fetches of the step. Lists, tuples and dictionaries are searched.
-            result: Values, in the same structure.
-        """
-        if isinstance(fetches, dict):
-            for key, fetch in fetches.items():
-                self.note(fetch, result[key])
-        elif isinstance(fetches, (list, tuple)):
-            for fetch, value in zip(fetches, result, strict=True):
-                self.note(fetch, value)
-        elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
-            step = int(result)
-            if self._seen is None or step > self._seen:
-                self._seen = self._reached = step
-
-    def _is_step(self, op: rt.Operation | None) -> bool:
-        """Returns True if an operation reads the global step, or updates the step alone and returns the result."""
-        known = self._gives_step.get(op)
-        if known is None:
-            name = getattr(getattr(self._global_step, "op", None), "name", "")
-            written = [variable.name for variable in getattr(getattr(op, "body", None), "variables", ())]
-            reads = op is not None and op.name in (name, f"{name}/read")
-            known = self._gives_step[op] = bool(name) and (reads or written == [name])
-        return known
-
     def recover(self, broken: rt.Session, error: BaseException) -> None:
         """Replaces a broken session, unless another thread has done so already.
 
@@ -212,14 +277,15 @@ class ManagedSession(rt.Session):
                 raise error
             if self._failed is not None:
                 raise self._failed
-            if not self._closed and (gone := broken.left_tasks):
+            if not self.closed and (gone := broken.left_tasks):
                 self.left = rt.TaskLeftError("it has left: training is over", task=", ".join(gone))
                 raise self.left from error
             self._grace_period.start_again()
-            if self._closed or self._grace_period.exhausted():
+            if self.closed or self._grace_period.exhausted():
                 raise error
             started = concurrency.monotonic()
-            logging.warning("recovering: %s%s", error, self._limit)
+            limit = self._sessions.give_up_secs
+            logging.warning("recovering: %s%s", error, f" (gives up after {limit:g} s)" if limit < math.inf else "")
             if isinstance(error, rt.OpError):
                 self.last_loss = error
             try:
@@ -240,93 +306,48 @@ class ManagedSession(rt.Session):
                         raise
                     # The next run meets the loss again, and recovers.
                     logging.warning("lost contact again: %s", again)
-            self._log_recovery(broken, fresh, concurrency.monotonic() - started)
+            self.seen.log_recovery(broken, fresh, concurrency.monotonic() - started)
             self.raw = fresh
             broken.close()
-
-    def _log_recovery(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
-        known, now = self.last_step(), None
-        if self._global_step is not None:
-            try:
-                now = int(fresh.run(self._global_step))
-            except LOST_CONTACT as again:
-                logging.warning("lost contact again: %s", again)
-        if now is not None:
-            # A lost step is reported once.
-            self._seen, self._reached = now, max(now, self._reached or 0)
-        rt.lowlevel.metrics.add("recoveries_total")
-        rt.lowlevel.metrics.add("recovery_seconds_total", took_secs)
-        text = f"recovered within {took_secs:.2f} s"
-        if now is None:
-            logging.warning("%s", text)
-        elif known is None or (known <= now and self._value_id(broken) == self._value_id(fresh)):
-            logging.warning("%s at step %d: no step that this task has seen is lost", text, now)
-        elif known <= now:
-            # The step went back, and other workers have trained since: this task cannot count the lost steps.
-            logging.warning(
-                "%s at step %d: the chief has replaced the values meanwhile, and its log says how many steps are lost "
-                "(step %d was the last seen here)",
-                *(text, now, known),
-            )
-        else:
-            rt.lowlevel.metrics.add("steps_lost_total", known - now)
-            logging.warning(
-                "%s at step %d: %d steps are lost (step %d was the last seen here)", text, now, known - now, known
-            )
-
-    def _value_id(self, session: rt.Session) -> str:
-        """Returns the id of the values on the global step's task. A restore gives the values of every task new ids."""
-        return session.value_ids[session.placement([self._global_step])[self._global_step].task_name]
-
-    def last_step(self) -> int | None:
-        """Returns the latest global step that a step has fetched; None before. A recovery sets it back."""
-        return self._seen
-
-    def reached(self) -> int | None:
-        """Returns the highest global step so far: ``last_step``, or a lost step that was not trained again since."""
-        return self._reached
 
     @property
     def coord(self) -> Coordinator:
         """The coordinator that stops training in this task."""
-        return self._coord
+        return self._grace_period.coord
+
+    # Both work on any session: steps of theirs go through ``run``, and so are recovered.
+    make_callable = rt.Session.make_callable
+    as_default = rt.Session.as_default
 
     # -- its end -----------------------------------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        """True after ``close``."""
-        return self._closed
-
     def close(self) -> None:
         """Closes the session; a step under way ends with CancelledError. Never waits for a dead task."""
-        self._closed = True
+        self.closed = True
         self.raw.close()
 
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+    def __enter__(self) -> Self:
+        """Makes the session and its graph the defaults of this thread."""
+        if self._entered is not None:
+            raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
+        self._entered = contextlib.ExitStack()
+        self._entered.enter_context(self.graph.as_default())
+        self._entered.enter_context(self.as_default())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Calls ``on_exit``, takes back the defaults and closes the session."""
         try:
             if self.on_exit is not None:
                 self.on_exit(value)
         finally:
-            super().__exit__(kind, value, traceback)
-
-
-class _OfRaw:
-    """An attribute that reads the same attribute of the present session underneath."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, session: ManagedSession | None, owner: object) -> Any:
-        return self if session is None else getattr(session.raw, self._name)
-
-
-for _name in (
-    *("value_ids", "task", "id", "silent_secs", "left_tasks", "authority", "checkpoint_coordinator", "placement"),
-    *("adopt_generations", "list_devices", "cancel_steps", "raised", "lost", "take_plans"),
-):
-    setattr(ManagedSession, _name, _OfRaw(_name))
+            entered, self._entered = self._entered, None
+            assert entered is not None
+            # The defaults are taken back also when the close is interrupted.
+            with entered:
+                self.close()
 
 
 class Recoveries:
@@ -370,7 +391,7 @@ class Recoveries:
         return True
 
 
-def is_chief(session: rt.Session, default: bool) -> bool:
+def is_chief(session: rt.SessionLike, default: bool) -> bool:
     """Returns True if the task of a session is the chief of its run.
 
     Args:

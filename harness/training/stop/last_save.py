@@ -30,7 +30,7 @@ _ADVICE: Final = "start this task again to train them"
 
 def save_the_end(
     session: ManagedSession,
-    final: Callable[[rt.Session], object],
+    final: Callable[[rt.SessionLike], object],
     global_step: Any,
     reached: int | None,
     checkpoint_dir: str,

@@ -349,12 +349,12 @@ class Lifecycle:
             logging.warning("the values could not be restored for the others: %s", error)
 
     def _note_reached(self) -> None:
-        if self.session is not None and (step := self.session.reached()) is not None:
+        if self.session is not None and (step := self.session.seen.reached) is not None:
             self._reached = max(step, self._reached or 0)
 
     def finish(
         self,
-        final: Callable[[rt.Session], object],
+        final: Callable[[rt.SessionLike], object],
         *,
         over: bool,
         checkpoint_dir: str | None = None,
@@ -391,7 +391,7 @@ class Lifecycle:
     def _finish(
         self,
         session: ManagedSession,
-        final: Callable[[rt.Session], object],
+        final: Callable[[rt.SessionLike], object],
         over: bool,
         checkpoint_dir: str | None,
         signals: Sequence[int],
@@ -427,7 +427,7 @@ class Lifecycle:
     def _save_last(
         self,
         session: ManagedSession,
-        final: Callable[[rt.Session], object],
+        final: Callable[[rt.SessionLike], object],
         directory: str,
         over: bool,
         signals: Sequence[int],

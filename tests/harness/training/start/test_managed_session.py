@@ -14,9 +14,6 @@ from harness.training.start.session_manager import DirectorySaver
 from tests.kit.losses import loss_of
 from tests.runtime.kit import TARGET, servers
 
-_OF_ITS_OWN_RUN = {"as_default", "make_callable", "reset", "__enter__", "graph_def"}  # the last: with harness.tf1
-"""What a managed session inherits: it has no state but the session it is called on."""
-
 
 @pytest.fixture
 def session(graph: rt.Graph) -> Iterator[ManagedSession]:
@@ -31,15 +28,12 @@ def graph() -> Iterator[rt.Graph]:
         yield made
 
 
-def test_nothing_of_a_session_is_inherited_that_needs_a_sessions_own_state() -> None:
-    public = {name for name in vars(rt.Session) if not name.startswith("_")} | {"__enter__", "__exit__"}
-    assert public - _OF_ITS_OWN_RUN <= set(vars(ManagedSession))
-
-
 def test_it_answers_as_the_session_underneath(session: ManagedSession) -> None:
     raw = session.raw
     (variable,) = rt.global_variables()
-    assert isinstance(session, rt.Session) and underlying(session) is raw and underlying(raw) is raw
+    assert not isinstance(session, rt.Session) and underlying(session) is raw and underlying(raw) is raw
+    for name in (name for name in vars(rt.Session) if not name.startswith("_")):
+        assert hasattr(session, name), name
     for name in (
         "value_ids",
         "task",
@@ -74,9 +68,22 @@ def test_it_is_the_default_session_and_makes_callables(session: ManagedSession) 
     assert session.make_callable(variable)() == 1.0
 
 
+def test_its_block_sets_the_defaults_once() -> None:
+    graph = rt.Graph()
+    with graph.as_default():
+        variable = rt.Variable(2.0, name="v")
+    with Supervisor(graph=graph).prepare_or_wait_for_session() as session:
+        assert rt.get_default_session() is session and rt.get_default_graph() is graph
+        assert variable.eval() == 2.0
+        with pytest.raises(RuntimeError, match="not re-entrant"), session:
+            pass
+    assert rt.get_default_session() is None and rt.get_default_graph() is not graph
+    assert session.closed
+
+
 def test_it_has_no_other_names(session: ManagedSession) -> None:
     with pytest.raises(AttributeError):
-        _ = session.no_such_name  # type: ignore[attr-defined]
+        _ = session.no_such_name
     with pytest.raises(AttributeError):
         _ = session._engine  # a session's own state is not reached through it
 
