@@ -139,8 +139,8 @@ def test_a_retired_word_and_a_second_class_of_a_name_are_found(tmp_path: pathlib
 
 def test_the_tests_lie_in_the_rooms_that_they_are_about() -> None:
     for package in house.LAYERS:
-        tests = {path.name for path in (house.ROOT / "tests" / package).iterdir() if path.is_dir()} - {"__pycache__"}
-        rooms = {path.name for path in (house.ROOT / package).iterdir() if path.is_dir()}
+        tests = {path.parent.name for path in house.folder(f"tests.{package}").glob("*/test_*.py")}
+        rooms = {path.name for path in house.folder(package).iterdir() if path.is_dir()}
         assert tests <= rooms
 
 

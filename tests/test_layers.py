@@ -67,8 +67,8 @@ def _beyond_the_faces(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("package", house.LAYERS)
 def test_every_room_has_a_floor(package: str) -> None:
-    found = {house.room(name) for name in house.modules(package)} - {""}
-    assert found == {name for layer in house.LAYERS[package] for name in layer}, "LAYERS in tests/tools/house.py"
+    found = {house.room(package, name) for name in house.modules(package)} - {""}
+    assert found == {name for layer in house.LAYERS[package] for name in layer} - {""}, "LAYERS in tests/tools/house.py"
 
 
 @pytest.mark.parametrize("package", house.LAYERS)
@@ -168,7 +168,7 @@ def test_threads_and_clocks_have_one_home(package: str) -> None:
     assert [
         f"{name}:{line}: {module}"
         for name, path in house.modules(package).items()
-        if name != "runtime.concurrency" and house.room(name) != "launch"
+        if name != "runtime.concurrency" and house.room(package, name) != "launch"
         for line, module, _ in _imports(house.tree(path))
         if module in CLOCKS
     ] == []

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def _generated(root: pathlib.Path) -> dict[str, str]:
-    folders = [root / "runtime" / "proto", root / "harness" / "tf1"]
+    folders = [root / "runtime" / "proto", root / "harness" / "tf1" / "inputs"]
     found = [path for folder in folders for path in folder.iterdir() if "_pb2" in path.name and path.is_file()]
     return {str(path.relative_to(root)): path.read_text() for path in found}
 

@@ -10,59 +10,68 @@ import importlib
 from typing import Any
 
 import runtime as _rt
-from harness.tf1 import array_ops as _array_ops
-from harness.tf1 import clip_ops as _clip_ops
-from harness.tf1 import config as _config
-from harness.tf1 import control_flow as _control_flow
-from harness.tf1 import dtypes as _dtypes
-from harness.tf1 import framework as _framework
-from harness.tf1 import initializers as _initializers
-from harness.tf1 import join_ops as _join_ops
-from harness.tf1 import math_ops as _math_ops
-from harness.tf1 import messages as _messages
-from harness.tf1 import parsing as _parsing
-from harness.tf1 import python_ops as _python_ops
-from harness.tf1 import queues as _queues
-from harness.tf1 import random_ops as _random_ops
-from harness.tf1 import readers as _readers
-from harness.tf1 import row_loops as _row_loops
-from harness.tf1 import scopes as _scopes
-from harness.tf1 import shapes as _shapes
-from harness.tf1 import slices as _slices
-from harness.tf1 import sparse as _sparse
-from harness.tf1 import string_ops as _string_ops
-from harness.tf1 import summary as _summary
-from harness.tf1 import tensor_array as _tensor_array
-from harness.tf1 import value_ops as _value_ops
-from harness.tf1 import variables as _variables
-from harness.tf1 import while_loops as _while_loops
-from harness.tf1.missing import absent as _absent
+from harness.tf1.graph import config as _config
+from harness.tf1.graph import framework as _framework
+from harness.tf1.graph import initializers as _initializers
+from harness.tf1.graph import messages as _messages
+from harness.tf1.graph import scopes as _scopes
+from harness.tf1.graph import variables as _variables
+from harness.tf1.inputs import parsing as _parsing
+from harness.tf1.inputs import queues as _queues
+from harness.tf1.inputs import readers as _readers
+from harness.tf1.loops import control_flow as _control_flow
+from harness.tf1.loops import row_loops as _row_loops
+from harness.tf1.loops import tensor_array as _tensor_array
+from harness.tf1.loops import while_loops as _while_loops
+from harness.tf1.names.missing import absent as _absent
+from harness.tf1.ops import array_ops as _array_ops
+from harness.tf1.ops import clip_ops as _clip_ops
+from harness.tf1.ops import dtypes as _dtypes
+from harness.tf1.ops import join_ops as _join_ops
+from harness.tf1.ops import math_ops as _math_ops
+from harness.tf1.ops import python_ops as _python_ops
+from harness.tf1.ops import random_ops as _random_ops
+from harness.tf1.ops import shapes as _shapes
+from harness.tf1.ops import slices as _slices
+from harness.tf1.ops import sparse as _sparse
+from harness.tf1.ops import string_ops as _string_ops
+from harness.tf1.ops import value_ops as _value_ops
+from harness.tf1.train import summary as _summary
 
 _shapes.install()
 _framework.install()
 _slices.install()
 
-NAMESPACES = (
-    "app",
-    "compat",
-    "contrib",
-    "data",
-    "errors",
-    "flags",
-    "gfile",
-    "image",
-    "io",
-    "layers",
-    "logging",
-    "losses",
-    "metrics",
-    "nn",
-    "python_io",
-    "summary",
-    "test",
-    "train",
-)
-"""The modules below, imported on first use."""
+NAMESPACES = {
+    "app": "names.app",
+    "compat": "names.compat",
+    "contrib": "train.contrib",
+    "data": "inputs.data",
+    "errors": "names.errors",
+    "flags": "names.flags",
+    "gfile": "inputs.gfile",
+    "image": "inputs.image",
+    "io": "inputs.io",
+    "layers": "layers",
+    "logging": "names.logging",
+    "losses": "layers.losses",
+    "metrics": "layers.metrics",
+    "nn": "layers.nn",
+    "python_io": "inputs.python_io",
+    "summary": "train.summary",
+    "test": "graph.test",
+    "train": "train",
+}
+"""Modules of ``tf`` -> where they are, below here; imported on first use."""
+
+_BESIDE = {
+    "file_io": "inputs.file_io",
+    "messages": "graph.messages",
+    "mnist_data": "tools.mnist_data",
+    "mnist_model": "tools.mnist_model",
+    "pywrap": "train.pywrap",
+}
+"""Modules that stand for others of TensorFlow's, which were not in ``tf``."""
 
 GROUPS: dict[str, dict[str, Any]] = {
     "Arithmetic": _math_ops.OPS,
@@ -110,8 +119,8 @@ GIT_VERSION = __git_version__ = "bellwether"
 def __getattr__(name: str) -> Any:
     if name in NAMES:
         return NAMES[name]
-    if name in NAMESPACES:
-        return importlib.import_module(f"{__name__}.{name}")
+    if where := NAMESPACES.get(name) or _BESIDE.get(name):
+        return importlib.import_module(f"{__name__}.{where}")
     raise AttributeError(name) if name.startswith("__") else _absent("tf", name)
 
 

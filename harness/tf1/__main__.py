@@ -17,7 +17,7 @@ import runpy
 import sys
 
 from harness import exit_codes
-from harness.tf1 import check, modules
+from harness.tf1.tools import check, modules
 
 USAGE = "usage: python -m harness.tf1 (program.py | -m module) [args...], or --check FILES..."
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     if len(argv) < 1 + as_module or not as_module and argv[0].startswith("-"):
         exit_codes.leave(exit_codes.CONFIGURATION, USAGE)
     modules.install()
-    for_children = str(pathlib.Path(__file__).with_name("in_children"))
+    for_children = str(pathlib.Path(__file__).parent / "tools" / "in_children")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [for_children, os.environ.get("PYTHONPATH")]))
     sys.path.append(for_children)  # what multiprocessing gives a process that it spawns
     program, *arguments = argv[as_module:]

@@ -52,8 +52,21 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("testing", "status", "inspect_checkpoint", "certs", "manifests", "ray"),
         ("tf1", "bellwether"),
     ),
+    "harness.tf1": (
+        ("names",),
+        ("ops",),
+        ("graph",),
+        ("inputs", "layers", "loops"),
+        ("train",),
+        ("",),
+        ("tools",),
+        ("__main__",),
+    ),
 }
-"""By package, its rooms from the ground up; rooms on one floor do not import each other."""
+"""By package, its rooms from the ground up; rooms on one floor do not import each other. "" is the package's face."""
+
+PACKAGES = [package for package in LAYERS if "." not in package]
+"""The packages that lie in no other one."""
 
 ARROWS_UP = {("wire", "trust")}
 """Rooms whose modules may import those of a room above: connections still do their own greetings and TLS."""
@@ -91,10 +104,15 @@ class Import:
     line: int
 
 
+def folder(package: str, root: pathlib.Path = ROOT) -> pathlib.Path:
+    """Returns the folder of a package."""
+    return root.joinpath(*package.split("."))
+
+
 def modules(package: str, root: pathlib.Path = ROOT) -> dict[str, pathlib.Path]:
     """The modules of a package by name; a package's own name stands for its ``__init__``."""
     found = {}
-    for path in sorted((root / package).rglob("*.py")):
+    for path in sorted(folder(package, root).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
@@ -143,9 +161,9 @@ def _imported(node: ast.AST, within: tuple[str, ...], known: Mapping[str, pathli
                 yield module
 
 
-def room(module: str) -> str:
-    """The room of a module; "" for the face of the package."""
-    return module.split(".")[1] if "." in module else ""
+def room(package: str, module: str) -> str:
+    """Returns the room of a module of ``package``; "" for the face of the package."""
+    return module[len(package) + 1 :].partition(".")[0]
 
 
 def arrows_up(package: str, root: pathlib.Path = ROOT) -> list[str]:
@@ -153,7 +171,7 @@ def arrows_up(package: str, root: pathlib.Path = ROOT) -> list[str]:
     floor = {name: number for number, names in enumerate(LAYERS[package]) for name in names}
     wrong = []
     for i in imports(package, root):
-        own, other = room(i.importer), room(i.imported)
+        own, other = room(package, i.importer), room(package, i.imported)
         if not own:  # the face of the package
             continue
         if other not in floor:
@@ -199,7 +217,7 @@ def circles(package: str, root: pathlib.Path = ROOT) -> list[list[str]]:
 
 def retired(root: pathlib.Path = ROOT) -> list[str]:
     """Modules and public classes whose name is a retired word."""
-    found = [name for package in LAYERS for name in modules(package, root) if name.split(".")[-1] in RETIRED_MODULES]
+    found = [name for package in PACKAGES for name in modules(package, root) if name.split(".")[-1] in RETIRED_MODULES]
     classes = class_names(root).items()
     return found + [f"{module}.{name}" for name, where in classes if name in RETIRED_CLASSES for module in where]
 
@@ -212,7 +230,7 @@ def doubles(root: pathlib.Path = ROOT) -> dict[str, list[str]]:
 def class_names(root: pathlib.Path = ROOT) -> dict[str, list[str]]:
     """Public classes by name, with the modules that define one so; ``harness.tf1`` has TensorFlow's names."""
     found: dict[str, list[str]] = {}
-    for package in LAYERS:
+    for package in PACKAGES:
         for name, path in modules(package, root).items():
             if name.startswith(("harness.tf1", "runtime.proto")):
                 continue
@@ -231,7 +249,7 @@ def lines(*folders: str, root: pathlib.Path = ROOT) -> int:
 def anys(root: pathlib.Path = ROOT) -> int:
     """How often ``Any`` is written in the packages, imports apart."""
     total = 0
-    for package in LAYERS:
+    for package in PACKAGES:
         for path in modules(package, root).values():
             if "_pb2" not in path.name:
                 text = re.sub(r"^from typing import .*$", "", path.read_text(), flags=re.MULTILINE)
@@ -245,8 +263,8 @@ def main() -> int:
     for package in LAYERS:
         rooms: dict[str, int] = {}
         for name in modules(package):
-            rooms[room(name)] = rooms.get(room(name), 0) + 1
-        top = [n for n, p in modules(package).items() if n.count(".") == 1 and p.name != "__init__.py"]
+            rooms[room(package, name)] = rooms.get(room(package, name), 0) + 1
+        top = [p for p in folder(package).glob("*.py") if p.name != "__init__.py"]
         print(f"{package}: {sum(rooms.values())} modules, {len(top)} at the top")
         for layer in LAYERS[package]:
             print("   ", "  ".join(f"{name} {rooms.get(name, 0)}" for name in layer))

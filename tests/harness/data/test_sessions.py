@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.tf1 import training as tf1_training
+from harness.tf1.train import training as tf1_training
 from runtime.server.local_cluster import InProcessCluster
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,7 @@ from absl import app, flags, logging
 
 import harness
 import runtime as rt
-from harness.tf1 import training as tf1_training
+from harness.tf1.train import training as tf1_training
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "")

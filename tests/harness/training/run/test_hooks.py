@@ -13,7 +13,7 @@ from absl import logging
 
 import harness
 import runtime as rt
-from harness.tf1 import training as tf1_training
+from harness.tf1.train import training as tf1_training
 from harness.training.run.hooks import SecondOrStepTimer
 from tests.harness.training.run.test_supervisor import events
 

@@ -12,8 +12,8 @@ import pytest
 import harness
 import runtime as rt
 from harness.checkpoints.layout import latest_checkpoint
-from harness.tf1 import queue_runner as tf1_queues
-from harness.tf1 import training as tf1_training
+from harness.tf1.inputs import queue_runner as tf1_queues
+from harness.tf1.train import training as tf1_training
 from harness.training.run.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.training.stop import stop_orders
 from tests.kit.events import read_events

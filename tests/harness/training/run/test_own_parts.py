@@ -11,8 +11,8 @@ import pytest
 import harness
 import runtime as rt
 from harness.monitoring.program import StepProfiler
-from harness.tf1 import queue_runner as tf1_queues
-from harness.tf1 import training as tf1_training
+from harness.tf1.inputs import queue_runner as tf1_queues
+from harness.tf1.train import training as tf1_training
 
 
 @pytest.fixture(autouse=True)

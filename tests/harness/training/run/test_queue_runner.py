@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import runtime as rt
-from harness.tf1 import queue_runner as tf1_queues
+from harness.tf1.inputs import queue_runner as tf1_queues
 
 
 class FullQueue:

@@ -12,7 +12,7 @@ import pytest
 import harness
 import runtime as rt
 from harness.launch.ports import free_ports
-from harness.tf1 import training as tf1_training
+from harness.tf1.train import training as tf1_training
 from harness.training.start import readiness
 from runtime.lowlevel import RunRecords
 from runtime.plan.planner import make_plan

@@ -1,0 +1,1 @@
+"""Graphs, sessions, scopes and variables by TensorFlow's names."""

@@ -1,0 +1,362 @@
+"""Graphs, sessions, scopes and control: the names of ``tf`` that are the runtime's own, by TensorFlow's arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+
+import runtime as rt
+from harness.tf1.graph.config import apply as _apply
+from harness.tf1.ops.lift import Names, constant, operand
+from harness.tf1.ops.math_ops import OPS as _MATH
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+_Tuple = type(())  # ``tuple`` is TensorFlow's function here
+
+
+@OPS.add()
+class GraphKeys(rt.GraphKeys):
+    """Names of the standard collections."""
+
+    VARIABLES = rt.GraphKeys.GLOBAL_VARIABLES
+    MODEL_VARIABLES = "model_variables"
+    MOVING_AVERAGE_VARIABLES = "moving_average_variables"
+    REGULARIZATION_LOSSES = "regularization_losses"
+    UPDATE_OPS = "update_ops"
+    ACTIVATIONS = "activations"
+    WEIGHTS = "weights"
+    BIASES = "biases"
+    TABLE_INITIALIZERS = "table_initializer"
+
+
+class _AnySession(type):
+    """Makes ``isinstance(s, tf.Session)`` true for the sessions that a Supervisor gives."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        # Programs without a Supervisor need not import one.
+        from harness.training.start.managed_session import ManagedSession
+
+        return isinstance(instance, rt.Session | ManagedSession)
+
+
+@OPS.add()
+class Session(rt.Session, metaclass=_AnySession):
+    """``rt.Session``; a ``tf.ConfigProto`` is one of its configs."""
+
+    def __init__(self, target: str = "", graph: rt.Graph | None = None, config: Any = None) -> None:
+        super().__init__(target, graph, _apply(config))
+
+
+@OPS.add()
+class InteractiveSession(rt.InteractiveSession):
+    """``rt.InteractiveSession``."""
+
+    def __init__(self, target: str = "", graph: rt.Graph | None = None, config: Any = None) -> None:
+        super().__init__(target, graph, _apply(config))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(rt.RunOptions):
+    """``rt.RunOptions``; ``output_partition_graphs`` is accepted, without an effect."""
+
+    output_partition_graphs: bool = False
+
+
+def _as_graph_def(graph: rt.Graph, from_version: int | None = None, add_shapes: bool = False) -> Any:
+    """The graph as TensorFlow's message, as event files hold it."""
+    from harness.tensorboard.graph_def import graph_def
+
+    return graph_def(graph)
+
+
+def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True) -> str:
+    """Writes a graph as TensorFlow's ``GraphDef`` message; gives the path of the file.
+
+    Args:
+        graph_or_graph_def: a graph, or such a message.
+        logdir: a directory, which is made.
+        name: of the file.
+        as_text: as text, or else in the wire format.
+    """
+    from google.protobuf import text_format
+
+    message = graph_or_graph_def
+    if isinstance(message, rt.Graph):
+        message = _as_graph_def(message)
+    os.makedirs(logdir, exist_ok=True)
+    path = os.path.join(logdir, name)
+    with open(path, "wb") as file:
+        file.write(text_format.MessageToString(message).encode() if as_text else message.SerializeToString())
+    return path
+
+
+def install() -> None:
+    """Gives graphs, sessions, operations and variables the names that scripts use of them."""
+    additions: Sequence[Any] = [
+        (rt.Graph, "as_graph_def", _as_graph_def),
+        (rt.Graph, "_unsafe_unfinalize", rt.Graph.unsafe_unfinalize),
+        (rt.Session, "graph_def", property(lambda session: _as_graph_def(session.graph))),
+        (rt.Operation, "values", lambda op: [*op.outputs]),
+        (
+            rt.Operation,
+            "node_def",
+            property(lambda op: SimpleNamespace(name=op.name, op=op.type, device=op.device)),
+        ),
+        (rt.Variable, "_ref", lambda variable: variable),
+        (rt.DeviceSpec, "from_string", staticmethod(rt.DeviceSpec.parse)),
+    ]
+    for target, name, value in additions:
+        setattr(target, name, value)
+
+
+# -- scopes --------------------------------------------------------------------------------------------------------
+
+
+@OPS.add()
+def device(device_name_or_function: Any) -> contextlib.AbstractContextManager[None]:
+    """``rt.device``."""
+    return rt.device(device_name_or_function)
+
+
+@OPS.add()
+def name_scope(
+    name: str | None, default_name: str | None = None, values: object = None
+) -> contextlib.AbstractContextManager[str]:
+    """``rt.name_scope``; ``default_name`` where ``name`` is None."""
+    return rt.name_scope(default_name if name is None else name)
+
+
+@OPS.add()
+def op_scope(
+    values: object, name: str | None, default_name: str | None = None
+) -> contextlib.AbstractContextManager[str]:
+    """``name_scope`` with the argument order of before 1.0."""
+    return name_scope(name, default_name, values)
+
+
+@OPS.add()
+def control_dependencies(control_inputs: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
+    """``rt.control_dependencies``."""
+    return rt.control_dependencies(control_inputs)
+
+
+@OPS.add()
+@contextlib.contextmanager
+def colocate_with(op: object, ignore_existing: bool = False) -> Iterator[None]:
+    """Places the operations made within where ``op`` asked to be."""
+    with rt.device(None), rt.device(rt.get_default_graph().as_operation(op).device or None):
+        yield
+
+
+@OPS.add()
+def add_to_collection(name: str, value: object) -> None:
+    """``Graph.add_to_collection`` of the default graph."""
+    rt.get_default_graph().add_to_collection(name, value)
+
+
+@OPS.add()
+def get_collection(key: str, scope: str | None = None) -> list[Any]:
+    """``Graph.get_collection`` of the default graph."""
+    return rt.get_default_graph().get_collection(key, scope)
+
+
+@OPS.add()
+def get_collection_ref(key: str) -> list[Any]:
+    """``Graph.get_collection_ref`` of the default graph."""
+    return rt.get_default_graph().get_collection_ref(key)
+
+
+# -- control -------------------------------------------------------------------------------------------------------
+
+
+@OPS.add()
+def group(*inputs: object, name: str | None = None) -> rt.Operation:
+    """``rt.group``."""
+    return rt.group(*inputs, name=name)
+
+
+@OPS.add()
+def tuple(
+    tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[object] | None = None
+) -> list[rt.Tensor | None]:  # noqa: A001
+    """The tensors, each of which is there only when all of them are."""
+    gate = [t for t in tensors if t is not None]
+    with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
+        return [None if t is None else rt.identity(t, "control_dependency") for t in tensors]
+
+
+def with_dependencies(
+    dependencies: Sequence[object], output_tensor: rt.TensorLike, name: str | None = None
+) -> rt.Tensor:
+    """``output_tensor`` once the dependencies have run."""
+    with rt.control_dependencies(dependencies):
+        return rt.identity(output_tensor, name)
+
+
+@OPS.add()
+def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+    """``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
+    return rt.lowlevel.without_derivative(rt.stop_gradient(operand(input), name=name or "StopGradient"))
+
+
+@OPS.add()
+def gradients(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    name: str = "gradients",
+    colocate_gradients_with_ops: bool = False,
+    gate_gradients: object = False,
+    aggregation_method: object = None,
+    stop_gradients: Any = None,
+) -> list[Any]:
+    """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""
+    many = list(xs) if isinstance(xs, list | _Tuple) else [xs]
+    if not many or isinstance(ys, list | _Tuple) and not ys:
+        return [None] * len(many)
+    stopped = [] if stop_gradients is None else stop_gradients
+    stopped = stopped if isinstance(stopped, list | _Tuple) else [stopped]
+    return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))
+
+
+@OPS.add()
+def Print(  # noqa: N802 - TensorFlow's name
+    input_: rt.TensorLike,
+    data: Sequence[rt.TensorLike],
+    message: str | None = None,
+    first_n: int | None = None,
+    summarize: int | None = None,
+    name: str | None = None,
+) -> rt.Tensor:
+    """``rt.Print``: gives ``input_`` and prints ``data`` on the task where that is used."""
+    return rt.Print(
+        operand(input_),
+        [constant(d) for d in data],
+        message or "",
+        first_n,
+        3 if summarize is None else summarize,
+        name,
+    )
+
+
+@OPS.add()
+def Assert(  # noqa: N802
+    condition: rt.TensorLike, data: Sequence[rt.TensorLike], summarize: int | None = None, name: str | None = None
+) -> rt.Operation:
+    """``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
+    return _check(constant(condition), "assertion failed", data, summarize, name)
+
+
+def _check(
+    holds: rt.TensorLike, said: str, data: Sequence[rt.TensorLike], summarize: int | None, name: str | None
+) -> rt.Operation:
+    shown = [constant(d) for d in data]
+    return rt.check(holds, f"{said.lstrip()}: ", shown, summarize=3 if summarize is None else summarize, name=name)
+
+
+def _assert_that(shown: str, comparison: str, sign: str) -> None:
+    """Adds the check of ``x sign y``."""
+
+    def check(
+        x: rt.TensorLike,
+        y: rt.TensorLike,
+        data: Sequence[rt.TensorLike] | None = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        x, y = constant(x), constant(y)
+        said = f"{message or ''} x {sign} y does not hold for all elements"
+        return _check(_MATH[comparison](x, y), said, [x, y] if data is None else data, summarize, name or shown)
+
+    check.__doc__ = f"``rt.check`` of ``x {sign} y`` for all elements."
+    check.__name__ = check.__qualname__ = shown
+    OPS[shown] = check
+
+
+def _assert_sign(shown: str, comparison: str, sign: str) -> None:
+    """Adds the check of ``x sign 0``."""
+
+    def check(
+        x: rt.TensorLike,
+        data: Sequence[rt.TensorLike] | None = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> rt.Operation:
+        x = constant(x)
+        said = f"{message or ''} x {sign} 0 does not hold for all elements"
+        return _check(_MATH[comparison](x, 0), said, [x] if data is None else data, summarize, name or shown)
+
+    check.__doc__ = f"``rt.check`` of ``x {sign} 0`` for all elements."
+    check.__name__ = check.__qualname__ = shown
+    OPS[shown] = check
+
+
+_assert_that("assert_equal", "equal", "==")
+_assert_that("assert_greater", "greater", ">")
+_assert_that("assert_greater_equal", "greater_equal", ">=")
+_assert_that("assert_less", "less", "<")
+_assert_that("assert_less_equal", "less_equal", "<=")
+_assert_sign("assert_negative", "less", "<")
+_assert_sign("assert_non_negative", "greater_equal", ">=")
+_assert_sign("assert_positive", "greater", ">")
+
+
+@OPS.add()
+def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> rt.Tensor:
+    """``tensor``, when all of it is finite; else the step fails with ``message``."""
+    value = operand(tensor)
+    with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):
+        return rt.identity(value, name or "CheckNumerics")
+
+
+@OPS.add()
+def verify_tensor_all_finite(t: rt.TensorLike, msg: str, name: str | None = None) -> rt.Tensor:
+    """``check_numerics`` by another name."""
+    return check_numerics(t, msg, name or "VerifyFinite")
+
+
+@OPS.add()
+def assert_rank(
+    x: rt.TensorLike,
+    rank: int,
+    data: Sequence[rt.TensorLike] | None = None,
+    summarize: int | None = None,
+    message: str | None = None,
+    name: str | None = None,
+) -> rt.Operation:
+    """Checks the number of axes when the graph is built, or in the step where it is not known before.
+
+    Raises:
+        ValueError: it is known and another one.
+    """
+    value = constant(x)
+    if value.shape is None:
+        holds = rt.call(lambda array: jnp.asarray(jnp.ndim(array) == rank), value)
+        said = f"{message or ''} the rank is not {rank}"
+        return _check(holds, said, [value] if data is None else data, summarize, name or "assert_rank")
+    if len(value.shape) != rank:
+        raise ValueError(f"{message or ''} {value.name} has rank {len(value.shape)}, not {rank}".lstrip())
+    return rt.no_op(name or "assert_rank")
+
+
+OPS |= {
+    "Graph": rt.Graph,
+    "Operation": rt.Operation,
+    "RunMetadata": rt.RunMetadata,
+    "RunOptions": RunOptions,
+    "Tensor": rt.Tensor,
+    "get_default_graph": rt.get_default_graph,
+    "get_default_session": rt.get_default_session,
+    "no_op": rt.no_op,
+    "reset_default_graph": rt.reset_default_graph,
+}

@@ -1,0 +1,212 @@
+"""Initial values for ``tf.get_variable``: objects that are called with a shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops import array_ops, random_ops
+from harness.tf1.ops.dtypes import as_dtype, to_array
+from harness.tf1.ops.lift import Names, constant
+
+OPS = Names()
+"""TensorFlow's name -> the initializer, at ``tf.<name>``."""
+
+_MODES = ("fan_in", "fan_out", "fan_avg")
+_DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
+_LEFT_AFTER_THE_CUT = 0.87962566103423978
+"""The standard deviation of a normal distribution of 1 that is cut off at two standard deviations."""
+
+
+class Initializer:
+    """Makes an initial value: ``initializer(shape, dtype=tf.float32, partition_info=None)``."""
+
+    dtype: DTypeLike = np.float32
+
+    def __call__(
+        self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: object = None
+    ) -> rt.Tensor:
+        """The initial value as a tensor of ``shape`` and ``dtype``."""
+        return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """What an initializer defines."""
+        raise TypeError(f"{type(self).__name__} makes no values")
+
+
+@OPS.add()
+@dataclass
+class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
+    """All zeros."""
+
+    dtype: DTypeLike = np.float32
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        return array_ops.zeros(shape, dtype)
+
+
+@OPS.add()
+@dataclass
+class ones_initializer(Initializer):  # noqa: N801
+    """All ones."""
+
+    dtype: DTypeLike = np.float32
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        return array_ops.ones(shape, dtype)
+
+
+@OPS.add()
+@dataclass
+class constant_initializer(Initializer):  # noqa: N801
+    """A number everywhere, or an array or list that fills the shape row by row."""
+
+    value: rt.TensorLike = 0
+    dtype: DTypeLike = np.float32
+    verify_shape: bool = False
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        value = to_array(self.value).astype(dtype)
+        made: rt.Tensor = constant(value, dtype, shape, verify_shape=self.verify_shape)
+        return made
+
+
+@OPS.add()
+@dataclass
+class random_uniform_initializer(Initializer):  # noqa: N801
+    """Uniform in [minval, maxval)."""
+
+    minval: rt.TensorLike = 0
+    maxval: rt.TensorLike | None = None
+    seed: int | None = None
+    dtype: DTypeLike = np.float32
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
+
+
+@OPS.add()
+@dataclass
+class random_normal_initializer(Initializer):  # noqa: N801
+    """Normal."""
+
+    mean: rt.TensorLike = 0.0
+    stddev: rt.TensorLike = 1.0
+    seed: int | None = None
+    dtype: DTypeLike = np.float32
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
+
+
+@OPS.add()
+@dataclass
+class truncated_normal_initializer(Initializer):  # noqa: N801
+    """Normal within two standard deviations."""
+
+    mean: rt.TensorLike = 0.0
+    stddev: rt.TensorLike = 1.0
+    seed: int | None = None
+    dtype: DTypeLike = np.float32
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
+
+
+@OPS.add()
+@dataclass
+class variance_scaling_initializer(Initializer):  # noqa: N801
+    """Keeps the scale of signals: variance ``scale / n`` with n the fan in, fan out or their mean.
+
+    Args:
+        scale: see above.
+        mode: "fan_in", "fan_out" or "fan_avg".
+        distribution: "normal" or "truncated_normal" (the same, with the standard deviation that is left after the cut),
+            "untruncated_normal", or "uniform".
+        seed: seed of the draw.
+        dtype: default dtype.
+
+    Raises:
+        ValueError: another mode or distribution, or a scale that is not positive.
+    """
+
+    scale: float = 1.0
+    mode: str = "fan_in"
+    distribution: str = "normal"
+    seed: int | None = None
+    dtype: DTypeLike = np.float32
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        if self.scale <= 0:
+            raise ValueError(f"variance_scaling_initializer: scale={self.scale}, it must be positive")
+        if self.mode not in _MODES:
+            raise ValueError(f"variance_scaling_initializer: mode={self.mode!r} is none of {_MODES}")
+        if self.distribution.lower() not in _DISTRIBUTIONS:
+            raise ValueError(
+                f"variance_scaling_initializer: distribution={self.distribution!r} is none of {_DISTRIBUTIONS}"
+            )
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        fan_in, fan_out = fans(shape)
+        n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        variance = self.scale / max(1.0, n)
+        distribution = self.distribution.lower()
+        if distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
+        if distribution == "untruncated_normal":
+            return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, self.seed)
+        return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed)
+
+
+@OPS.add()
+def glorot_uniform_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
+    """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
+    return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
+
+
+@OPS.add()
+def glorot_normal_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
+    """Xavier's normal initializer."""
+    return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
+
+
+@OPS.add()
+@dataclass
+class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
+    """Uniform, scaled by the square root of 3 over the size of the input.
+
+    ``full_shape`` is that of the whole variable where this is one part of several (TensorFlow 0.x).
+    """
+
+    factor: float = 1.0
+    seed: int | None = None
+    dtype: DTypeLike = np.float32
+    full_shape: Sequence[int] | None = None
+
+    def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
+        """See ``Initializer``."""
+        limit = math.sqrt(3 / max(1.0, math.prod((self.full_shape or shape)[:-1]))) * self.factor
+        return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
+
+
+def fans(shape: Sequence[int]) -> tuple[float, float]:
+    """The number of inputs and of outputs of a layer with weights of this shape, receptive field included."""
+    if len(shape) < 2:
+        n = float(shape[0]) if shape else 1.0
+        return n, n
+    field = math.prod(shape[:-2])
+    return float(field * shape[-2]), float(field * shape[-1])

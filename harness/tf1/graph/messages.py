@@ -1,0 +1,83 @@
+"""The protocol buffers and small classes of ``tf`` that programs name: summaries, events, traces, devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from tensorboardX.proto import attr_value_pb2, event_pb2, graph_pb2, node_def_pb2, summary_pb2
+
+from harness.monitoring.timeline import chrome_trace
+from harness.tf1.ops.lift import Names
+
+OPS = Names()
+"""TensorFlow's name in ``tf`` -> the class."""
+OPS |= {
+    "AttrValue": attr_value_pb2.AttrValue,
+    "Event": event_pb2.Event,
+    "GraphDef": graph_pb2.GraphDef,
+    "HistogramProto": summary_pb2.HistogramProto,
+    "LogMessage": event_pb2.LogMessage,
+    "NodeDef": node_def_pb2.NodeDef,
+    "SessionLog": event_pb2.SessionLog,
+    "Summary": summary_pb2.Summary,
+}
+
+
+@OPS.add()
+class AggregationMethod:
+    """How the gradients of one variable are added up. XLA decides that here, so all of them mean the same."""
+
+    ADD_N = DEFAULT = 0
+    EXPERIMENTAL_TREE = 1
+    EXPERIMENTAL_ACCUMULATE_N = 2
+
+
+class Timeline:
+    """A traced step as a Chrome trace; ``harness.timeline`` takes the ``RunMetadata`` itself.
+
+    Args:
+        step_stats: ``run_metadata.step_stats``.
+        graph: not needed.
+    """
+
+    def __init__(self, step_stats: Any, graph: Any = None) -> None:
+        self._step_stats = step_stats
+
+    def generate_chrome_trace_format(self, show_dataflow: bool = True, show_memory: bool = False) -> str:
+        """The trace as JSON text, empty where nothing ran. What is moved is always shown, memory never."""
+        if not self._step_stats.dev_stats:
+            return json.dumps({"traceEvents": []})
+        return json.dumps(chrome_trace(SimpleNamespace(step_stats=self._step_stats)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class DeviceAttributes:
+    """A device of this process.
+
+    Attributes:
+        name: ``/device:CPU:0``.
+        device_type: "CPU", "GPU" or "TPU".
+        memory_limit: bytes that the process may take of it; 0 when the device does not tell.
+        physical_device_desc: what it is, in words.
+    """
+
+    name: str
+    device_type: str
+    memory_limit: int
+    physical_device_desc: str
+
+
+def list_local_devices(session_config: object = None) -> list[DeviceAttributes]:
+    """The devices that JAX has in this process."""
+    found = []
+    for device in jax.local_devices():
+        kind = "GPU" if device.platform in ("gpu", "cuda", "rocm") else device.platform.upper()
+        limit = (device.memory_stats() or {}).get("bytes_limit", 0) if kind != "CPU" else 0
+        found.append(
+            DeviceAttributes(f"/device:{kind}:{device.local_hardware_id or 0}", kind, limit, device.device_kind)
+        )
+    return found

@@ -1,0 +1,392 @@
+"""``tf.variable_scope`` and ``tf.get_variable``: variables made once and found again by name."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.graph.initializers import glorot_uniform_initializer, zeros_initializer
+from harness.tf1.graph.variables import Variable
+from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.lift import Names, is_tensor
+from harness.tf1.ops.shapes import ShapeLike, TensorShape
+from harness.tf1.ops.static import static_number
+from runtime import concurrency
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+AUTO_REUSE = OPS["AUTO_REUSE"] = "AUTO_REUSE"
+"""Value of ``reuse``: take the variable if it is there, else make it."""
+REGULARIZATION_LOSSES = "regularization_losses"
+
+Regularizer = Callable[[Any], Any]
+
+
+@OPS.add()
+@dataclass(eq=False)
+class VariableScope:
+    """What ``get_variable`` takes from the scope it is called in.
+
+    Attributes:
+        name: names of variables begin with ``name/``; ``""`` at the top.
+        reuse: False to make variables, True to find them, ``AUTO_REUSE`` for either.
+        initializer: default initializer.
+        regularizer: default regularizer.
+        dtype: default dtype.
+        original_name_scope: the name scope that it opened, with a slash at its end.
+        custom_getter: a function around ``get_variable``.
+    """
+
+    name: str = ""
+    reuse: Any = False
+    initializer: Any = None
+    regularizer: Regularizer | None = None
+    dtype: DTypeLike = np.float32
+    original_name_scope: str = ""
+    custom_getter: Callable[..., Any] | None = None
+
+    def reuse_variables(self) -> None:
+        """From here on in this scope variables are found, not made."""
+        self.reuse = True
+
+    def set_initializer(self, initializer: Any) -> None:
+        """Changes the default initializer."""
+        self.initializer = initializer
+
+    def set_regularizer(self, regularizer: Regularizer | None) -> None:
+        """Changes the default regularizer."""
+        self.regularizer = regularizer
+
+    def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """``tf.get_variable`` in this scope."""
+        with _current(self):
+            return get_variable(name, *args, **kwargs)
+
+    def global_variables(self) -> list[Any]:
+        """The global variables made in this scope."""
+        return _in_scope(rt.GraphKeys.GLOBAL_VARIABLES, self.name)
+
+    def trainable_variables(self) -> list[Any]:
+        """The trainable variables made in this scope."""
+        return _in_scope(rt.GraphKeys.TRAINABLE_VARIABLES, self.name)
+
+
+def _in_scope(key: str, name: str) -> list[Any]:
+    found = rt.get_default_graph().get_collection(key)
+    return [v for v in found if not name or v.name.startswith(f"{name}/")]
+
+
+_made: weakref.WeakKeyDictionary[rt.Graph, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The variables of each graph that ``get_variable`` made, by name."""
+
+
+class _OfThread(concurrency.local):
+    """What each thread has opened.
+
+    Attributes:
+        scopes: the variable scopes that are open, each with its graph.
+        opened: by graph, how often each variable scope was opened, by its full name.
+    """
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[rt.Graph, VariableScope]] = []
+        self.opened: weakref.WeakKeyDictionary[rt.Graph, dict[str, int]] = weakref.WeakKeyDictionary()
+
+
+_threads = _OfThread()
+
+
+def _opened() -> dict[str, int]:
+    """How often each variable scope of the default graph was opened by this thread, by its full name.
+
+    Default names are numbered by it. Leaving a scope forgets those below it, so that a model built a second time, in
+    the same scope opened again, finds its layers under the names that they had.
+    """
+    return _threads.opened.setdefault(rt.get_default_graph(), {})
+
+
+_tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDictionary()
+
+
+@OPS.add()
+def get_variable_scope() -> VariableScope:
+    """The open variable scope; at the top one without a name."""
+    graph = rt.get_default_graph()
+    for of, scope in reversed(_threads.scopes):
+        if of is graph:
+            return scope
+    return _tops.setdefault(graph, VariableScope())
+
+
+@contextlib.contextmanager
+def _current(scope: VariableScope) -> Iterator[None]:
+    entry = (rt.get_default_graph(), scope)
+    _threads.scopes.append(entry)
+    try:
+        yield
+    finally:
+        _threads.scopes.remove(entry)
+
+
+@OPS.add()
+@contextlib.contextmanager
+def variable_scope(
+    name_or_scope: Any = None,
+    default_name: str | None = None,
+    values: rt.TensorLike | None = None,
+    initializer: Any = None,
+    regularizer: Regularizer | None = None,
+    caching_device: object = None,
+    partitioner: object = None,
+    custom_getter: Callable[..., Any] | None = None,
+    reuse: Any = None,
+    dtype: DTypeLike | None = None,
+    use_resource: object = None,
+) -> Iterator[VariableScope]:
+    """Opens a variable scope, and a name scope of the same name.
+
+    Args:
+        name_or_scope: a name, appended to that of the open scope; or a scope to open again; or None.
+        default_name: with None, a name that is made unique by a number. The numbers begin again when the scope around
+            it is opened again.
+        values: not needed.
+        initializer: default initializer of the variables inside.
+        regularizer: default regularizer of the variables inside.
+        caching_device: not needed.
+        partitioner: must be None: see ``rt.variables`` for a table in parts.
+        custom_getter: a function ``(getter, name, *args, **kwargs)`` around ``get_variable``.
+        reuse: True, ``AUTO_REUSE``, or None to take that of the open scope, or of the one given.
+        dtype: default dtype of the variables inside.
+        use_resource: not needed.
+
+    Raises:
+        ValueError: neither a name nor a default name, one that needs a partitioner, or ``reuse=True`` without a name.
+    """
+    if name_or_scope is None and default_name is None:
+        raise ValueError("variable_scope: give a name or a default_name")
+    if name_or_scope is None and reuse:
+        raise ValueError("reuse=True cannot be used without a name_or_scope")
+    _no_partitioner(partitioner)
+    outer = get_variable_scope()
+    again = isinstance(name_or_scope, VariableScope)
+    if again:
+        base, name, shown = name_or_scope, name_or_scope.name, name_or_scope.name.rsplit("/", 1)[-1]
+    else:
+        prefix = f"{outer.name}/" if outer.name else ""
+        own = name_or_scope if name_or_scope is not None else _unique(prefix, str(default_name))
+        base, name, shown = (
+            outer,
+            prefix + own,
+            own if default_name is None or name_or_scope is not None else default_name,
+        )
+    with _numbered(name, again), _named(shown) as opened:
+        scope = replace(
+            base,
+            name=name,
+            reuse=reuse or base.reuse,  # never back to making below one that finds
+            initializer=base.initializer if initializer is None else initializer,
+            regularizer=base.regularizer if regularizer is None else regularizer,
+            dtype=base.dtype if dtype is None else as_dtype(dtype).dtype,
+            custom_getter=base.custom_getter if custom_getter is None else custom_getter,
+            original_name_scope=base.original_name_scope if again else opened,
+        )
+        with _current(scope):
+            yield scope
+
+
+def _named(name: str) -> Any:
+    """The name scope of a variable scope; one without a name stays in the name scope that is open."""
+    if name:
+        return rt.name_scope(name)
+    scope = rt.get_default_graph().get_name_scope()
+    return contextlib.nullcontext(f"{scope}/" if scope else "")
+
+
+@contextlib.contextmanager
+def _numbered(name: str, again: bool) -> Iterator[None]:
+    """Counts the opening of the scope ``name``, and puts the counts below it back when it is left.
+
+    TensorFlow's rule: after a scope that was given by name they are 0; after a scope object that was opened ``again``
+    all counts are what they were before.
+    """
+    counts = _opened()
+    counts[name] = counts.get(name, 0) + 1
+    before = dict(counts) if again else None
+    try:
+        yield
+    finally:
+        if before is None:
+            for key in [k for k in counts if k.startswith(f"{name}/")]:
+                del counts[key]
+        else:
+            counts.clear()
+            counts.update(before)
+
+
+def _unique(prefix: str, name: str) -> str:
+    """``name``, with the first number that makes it the name of a scope that is not counted."""
+    counts = _opened()
+    candidate, number = name, 0
+    while counts.get(prefix + candidate, 0):
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+@OPS.add()
+def variable_op_scope(
+    values: rt.TensorLike, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """``variable_scope`` with the argument order of before 1.0."""
+    return variable_scope(name_or_scope, default_name, values, *args, **kwargs)
+
+
+@OPS.add()
+def get_variable(
+    name: str,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    initializer: Any = None,
+    regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    caching_device: object = None,
+    partitioner: object = None,
+    validate_shape: bool = True,
+    use_resource: object = None,
+    custom_getter: Callable[..., Any] | None = None,
+) -> Any:
+    """Makes the variable ``scope/name``, or finds it where the scope says so.
+
+    Args:
+        name: name inside the open variable scope; name scopes do not count.
+        shape: its shape; not needed with an initial value.
+        dtype: float32 by default.
+        initializer: an initializer, a function of (shape, dtype=), or an initial value; by default the scope's, else
+            Glorot's uniform one for floating point and zeros for the rest.
+        regularizer: gives a loss that is added to ``REGULARIZATION_LOSSES``.
+        trainable: whether optimizers update it by default.
+        collections: collections to add it to.
+        caching_device: not needed.
+        partitioner: must be None.
+        validate_shape: must be True.
+        use_resource: not needed.
+        custom_getter: a function around this one.
+
+    Raises:
+        ValueError: it is there and the scope does not reuse, it is not there and the scope only reuses, or shape and
+            dtype are others than before.
+    """
+    scope = get_variable_scope()
+    _no_partitioner(partitioner)
+    getter = custom_getter or scope.custom_getter
+    options = dict(
+        shape=shape,
+        dtype=dtype,
+        initializer=initializer,
+        regularizer=regularizer,
+        trainable=trainable,
+        collections=collections,
+    )
+    full = f"{scope.name}/{name}" if scope.name else name
+    if getter is not None:
+        return getter(lambda name, **kw: _get(scope, name, **(options | kw)), full, **options)
+    return _get(scope, full, **options)
+
+
+@OPS.add()
+def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
+    """``get_variable`` of a variable that each session has for itself; its arguments, but for the collections."""
+    collections = [*(kwargs.pop("collections", None) or ()), rt.GraphKeys.LOCAL_VARIABLES]
+    return get_variable(name, *args, **(kwargs | {"collections": collections, "trainable": False}))
+
+
+def _get(
+    scope: VariableScope,
+    full: str,
+    shape: object = None,
+    dtype: object = None,
+    initializer: object = None,
+    regularizer: Regularizer | None = None,
+    trainable: bool = True,
+    collections: Sequence[str] | None = None,
+    **unused: Any,
+) -> Any:
+    variables = _made.setdefault(rt.get_default_graph(), {})
+    wanted = as_dtype(scope.dtype if dtype is None else dtype).dtype
+    sizes = None if shape is None else static_number([shape] if isinstance(shape, int) else shape, f"{full}: the shape")
+    found = variables.get(full)
+    if found is not None:
+        if not scope.reuse:
+            raise ValueError(
+                f"Variable {full} already exists, disallowed. Did you mean to set reuse=True in variable_scope?"
+            )
+        return _checked(found, full, sizes, wanted if dtype is not None else None)
+    if scope.reuse is True:
+        raise ValueError(
+            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you mean to set "
+            "reuse=None in variable_scope?"
+        )
+    made = _make(full, sizes, wanted, scope.initializer if initializer is None else initializer, trainable, collections)
+    variables[full] = made
+    chosen = scope.regularizer if regularizer is None else regularizer
+    if chosen is not None:
+        with rt.name_scope(f"{full}/Regularizer/"):
+            loss = chosen(made)
+        if loss is not None:
+            rt.get_default_graph().add_to_collection(REGULARIZATION_LOSSES, loss)
+    return made
+
+
+def _checked(found: Any, full: str, sizes: Any, dtype: DTypeLike | None) -> Any:
+    if sizes is not None and not TensorShape(found.shape).is_compatible_with(sizes):
+        raise ValueError(
+            f"Trying to share variable {full}, but specified shape {tuple(sizes)} and found shape {found.shape}."
+        )
+    if dtype is not None and found.dtype != dtype:
+        raise ValueError(f"Trying to share variable {full}, but specified dtype {dtype} and found dtype {found.dtype}.")
+    return found
+
+
+def _make(
+    full: str,
+    sizes: Any,
+    dtype: rt.lowlevel.DType,
+    initializer: Any,
+    trainable: bool,
+    collections: Sequence[str] | None,
+) -> Any:
+    if initializer is None:
+        if not (np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"):
+            raise ValueError(f"variable {full} of dtype {dtype} needs an initializer")
+        floating = dtype.kind == "f" or dtype.name == "bfloat16"
+        initializer = glorot_uniform_initializer() if floating else zeros_initializer()
+    value: Any = initializer
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if callable(initializer) and not is_tensor(initializer):
+        if sizes is None:
+            raise ValueError(f"variable {full}: its shape must be given, the initializer needs it")
+        if None in sizes:
+            raise ValueError(f"variable {full}: shape {tuple(sizes)} is not fully defined")
+        make = initializer
+        value = lambda: make(sizes, dtype=dtype)  # noqa: E731 - called where the variable lives
+    elif sizes is not None and not is_tensor(value):
+        raise ValueError(f"variable {full}: give an initial value or a shape, not both")
+    with rt.name_scope(None):
+        return Variable(
+            value, trainable=trainable, collections=collections, name=full, dtype=None if is_tensor(value) else dtype
+        )
+
+
+def _no_partitioner(partitioner: object) -> None:
+    if partitioner is not None:
+        raise ValueError("partitioners are not in harness.tf1: make one variable for each part, on a device of its own")

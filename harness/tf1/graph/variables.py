@@ -1,0 +1,211 @@
+"""``tf.Variable`` with TensorFlow's argument order, and functions that change variables or list them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype, to_array
+from harness.tf1.ops.indices import check_known, literal
+from harness.tf1.ops.lift import Names, constant, is_tensor
+from harness.tf1.ops.shapes import TensorShape
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+
+class _AnyVariable(type):
+    """Makes ``isinstance(v, tf.Variable)`` true for every variable, whoever made it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
+
+
+@OPS.add()
+class Variable(rt.Variable, metaclass=_AnyVariable):
+    """A variable, by TensorFlow's arguments.
+
+    Args:
+        initial_value: array, number, tensor, or a function of no arguments; a numpy array keeps its dtype.
+        trainable: whether optimizers update it by default.
+        collections: collections to add it to. With ``LOCAL_VARIABLES`` among them it is a local variable: each session
+            has a copy of its own.
+        validate_shape: must be True: a variable has one static shape.
+        caching_device: not used; a step reads a variable once in any case.
+        name: its name.
+        variable_def: not taken; a variable of an equal graph is found by its name.
+        dtype: wanted dtype.
+        expected_shape: must be the shape of the initial value when given.
+        import_scope: not used.
+
+    Raises:
+        ValueError: no initial value, or one of another shape than ``expected_shape``.
+    """
+
+    def __init__(
+        self,
+        initial_value: rt.TensorLike | None = None,
+        trainable: bool = True,
+        collections: Sequence[str] | None = None,
+        validate_shape: bool = True,
+        caching_device: object = None,
+        name: str | None = None,
+        variable_def: object = None,
+        dtype: DTypeLike | None = None,
+        expected_shape: object = None,
+        import_scope: str | None = None,
+    ) -> None:
+        if initial_value is None:
+            raise ValueError("initial_value must be specified.")
+        if not validate_shape:
+            raise ValueError(
+                f"variable {name!r}: validate_shape=False is not possible: a variable has one static shape"
+            )
+        wanted = None if dtype is None else as_dtype(dtype).dtype
+        if not is_tensor(initial_value) and not callable(initial_value):
+            initial_value = to_array(initial_value, wanted, name or "Variable")
+            wanted = wanted or initial_value.dtype
+        local = collections is not None and rt.GraphKeys.LOCAL_VARIABLES in collections
+        super().__init__(
+            initial_value, name=name, dtype=wanted, trainable=trainable, collections=collections, local=local
+        )
+        if expected_shape is not None and not TensorShape(self.shape).is_compatible_with(expected_shape):
+            raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
+
+    def assign(  # type: ignore[override]
+        self, value: rt.TensorLike, use_locking: object = False, name: str | None = None
+    ) -> rt.Tensor:
+        """Replaces the value; gives the new value. Updates are atomic in any case."""
+        return super().assign(_as(value, self), _name(use_locking, name))
+
+    def assign_add(  # type: ignore[override]
+        self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
+    ) -> rt.Tensor:
+        """Adds; gives the new value."""
+        return super().assign_add(_as(delta, self), _name(use_locking, name))
+
+    def assign_sub(  # type: ignore[override]
+        self, delta: rt.TensorLike, use_locking: object = False, name: str | None = None
+    ) -> rt.Tensor:
+        """Subtracts; gives the new value."""
+        return super().assign_sub(_as(delta, self), _name(use_locking, name))
+
+    def load(self, value: rt.TensorLike, session: rt.Session | None = None) -> None:
+        """Gives it a value in ``session`` or the default session, without adding to the graph."""
+        chosen = session or rt.get_default_session()
+        if chosen is None:
+            raise ValueError(f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'")
+        chosen.run(self.initializer, {self.initial_value: to_array(value, self.dtype)})
+
+
+def _name(use_locking: object, name: str | None) -> str | None:
+    """Rt's own callers give the name second, TensorFlow's a bool."""
+    return use_locking if isinstance(use_locking, str) else name
+
+
+def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
+    """A literal by the variable's dtype. Raises TypeError for a tensor of another one."""
+    if is_tensor(value) and value.dtype != variable.dtype:
+        names = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
+        raise TypeError(f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use tf.cast")
+    if is_tensor(value) or variable.dtype.hasobject:
+        return value
+    with variable.graph.as_default():
+        return constant(value, variable.dtype)
+
+
+@OPS.add()
+def assign(
+    ref: Any, value: rt.TensorLike, validate_shape: object = None, use_locking: object = None, name: str | None = None
+) -> Any:
+    """``ref.assign(value)``."""
+    return rt.assign(ref, _as(value, ref), name)
+
+
+@OPS.add()
+def assign_add(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
+    """``ref.assign_add(value)``: atomic, on the variable's task."""
+    return rt.assign_add(ref, _as(value, ref), name)
+
+
+@OPS.add()
+def assign_sub(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
+    """``ref.assign_sub(value)``: atomic, on the variable's task."""
+    return rt.assign_sub(ref, _as(value, ref), name)
+
+
+def _scatter(kind: str) -> Any:
+    def scatter(
+        ref: rt.Variable, indices: Any, updates: Any, use_locking: object = None, name: str | None = None
+    ) -> rt.Tensor:
+        def change(value: Any, where: Any, what: Any) -> Any:
+            rows = value.at[where]
+            return {"update": rows.set, "add": rows.add, "sub": lambda w: rows.add(-w), "mul": rows.multiply}[kind](
+                what
+            )
+
+        what = _as(updates, ref) if is_tensor(updates) else to_array(updates).astype(ref.dtype)
+        rows, where = ref.shape[0], _index(indices)
+        check_known(indices, rows, f"scatter_{kind} of {ref.op.name!r}")
+        checks = []
+        if literal(indices) is None:  # a program cannot raise, so somebody looks before the variable is changed
+            inside = rt.call(lambda i: (i >= 0) & (i < rows), where, name=f"scatter_{kind}_inside")
+            checks = [rt.check(inside, f"scatter_{kind} of {ref.op.name!r}: not all in [0, {rows}): ", [where])]
+        with rt.control_dependencies(checks):
+            return ref.update(change, where, what, name=name or f"Scatter{kind.capitalize()}")
+
+    scatter.__name__ = scatter.__qualname__ = f"scatter_{kind}"
+    scatter.__doc__ = (
+        f"``ref.update`` of the rows ``indices``: {kind}, in one atomic step; gives the new value. "
+        "InvalidArgumentError, and nothing is changed, when one of them is no row."
+    )
+    return scatter
+
+
+def _index(indices: rt.TensorLike) -> Any:
+    return indices if is_tensor(indices) else to_array(indices)
+
+
+@OPS.add("initialize_variables", "variables_initializer")
+def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
+    """One operation that initialises ``var_list``."""
+    return rt.variables_initializer(list(var_list), name)
+
+
+@OPS.add()
+def moving_average_variables() -> list[Any]:
+    """The variables that have a moving average."""
+    return rt.get_default_graph().get_collection("moving_average_variables")
+
+
+@OPS.add()
+def model_variables() -> list[Any]:
+    """The variables of the collection "model_variables"."""
+    return rt.get_default_graph().get_collection("model_variables")
+
+
+@OPS.add("initialize_all_tables", "tables_initializer")
+def no_tables(name: str | None = "init_all_tables") -> rt.Operation:
+    """An operation that does nothing: there are no lookup tables to initialise."""
+    return rt.no_op(name)
+
+
+OPS |= {
+    "all_variables": rt.global_variables,
+    "global_variables": rt.global_variables,
+    "global_variables_initializer": rt.global_variables_initializer,
+    "initialize_all_variables": rt.global_variables_initializer,
+    "initialize_local_variables": rt.local_variables_initializer,
+    "is_variable_initialized": rt.is_variable_initialized,
+    "local_variables": rt.local_variables,
+    "local_variables_initializer": rt.local_variables_initializer,
+    "report_uninitialized_variables": rt.report_uninitialized_variables,
+    "scatter_add": _scatter("add"),
+    "scatter_mul": _scatter("mul"),
+    "scatter_sub": _scatter("sub"),
+    "scatter_update": _scatter("update"),
+    "trainable_variables": rt.trainable_variables,
+}

@@ -1,0 +1,1 @@
+"""What programs read: files, records, examples, pictures, queues and datasets."""

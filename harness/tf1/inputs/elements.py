@@ -1,0 +1,269 @@
+"""What datasets are made of: the components of an element, where elements are made, and how several become one.
+
+An element is a list of numpy arrays, one for each component; a dataset knows their nest, dtypes and static shapes as
+TensorFlow reports them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import jax
+import numpy as np
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.lift import is_tensor
+from harness.tf1.ops.python_ops import strings
+from harness.tf1.ops.shapes import TensorShape
+from harness.tf1.ops.sparse import SparseTensor
+from runtime import concurrency
+from runtime.lowlevel import Array, DType
+
+if TYPE_CHECKING:
+    from jax.tree_util import PyTreeDef
+
+Number = Any
+"""A number, None for the default, or a tensor that gives it when the dataset is opened."""
+Nest = Any
+"""A value, or a tuple or dictionary of nests."""
+Element = list[Array]
+
+
+class Runs(Protocol):
+    """What runs the parts of the graph that a dataset is made of: a session."""
+
+    def run(self, fetches: Sequence[rt.Tensor], feed_dict: Mapping[rt.Tensor, object] | None = None) -> list[Array]:
+        """The values of tensors."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One tensor of an element.
+
+    Attributes:
+        dtype: of its values.
+        shape: static shape.
+    """
+
+    dtype: DType
+    shape: TensorShape
+
+    @property
+    def sizes(self) -> tuple[int | None, ...] | None:
+        """The shape as the runtime takes it."""
+        return None if self.shape.dims is None else tuple(self.shape.as_list())
+
+
+@dataclass
+class Place:
+    """Where an iterator's elements are made: by the session that asked for the last one."""
+
+    session: Runs | None = None
+    memory: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a dataset is opened with.
+
+    Attributes:
+        place: of the iterator.
+        known: the values of the tensors that the dataset was made from.
+    """
+
+    place: Place
+    known: Mapping[rt.Tensor, Array]
+
+    def value(self, argument: object) -> Any:
+        """The value of an argument, which may be a tensor."""
+        return self.known[argument] if isinstance(argument, rt.Tensor) else argument
+
+    def run(self, fetches: Sequence[rt.Tensor], feeds: Mapping[rt.Tensor, object]) -> list[Array]:
+        """The values of some tensors of the graph."""
+        assert self.place.session is not None
+        return as_arrays(fetches, self.place.session.run(list(fetches), feeds))
+
+
+def as_arrays(tensors: Sequence[rt.Tensor], values: Sequence[object]) -> list[Array]:
+    """What a session gave for some tensors; a single string is an array too."""
+    return [
+        strings([value]).reshape(()) if isinstance(value, bytes) else np.asarray(value, tensor.dtype)
+        for tensor, value in zip(tensors, values, strict=True)
+    ]
+
+
+Open = Callable[[Opening], Iterator[Element]]
+
+
+class Structured:
+    """What has the nest of an element, and its leaves: a dataset, and an iterator.
+
+    Args:
+        structure: of the nest.
+        components: its leaves.
+    """
+
+    def __init__(self, structure: PyTreeDef, components: Sequence[Component]) -> None:
+        self.structure = structure
+        self.components = list(components)
+
+    @property
+    def output_types(self) -> Nest:
+        """The dtypes of an element."""
+        return self.structure.unflatten([as_dtype(c.dtype) for c in self.components])
+
+    @property
+    def output_shapes(self) -> Nest:
+        """The static shapes of an element."""
+        return self.structure.unflatten([c.shape for c in self.components])
+
+    @property
+    def output_classes(self) -> Nest:
+        """What the tensors of an element are."""
+        return self.structure.unflatten([rt.Tensor] * len(self.components))
+
+
+def declared(output_types: Nest, output_shapes: Nest) -> tuple[PyTreeDef, list[Component]]:
+    """The structure and the leaves that a program declares; shapes are unknown where None is given."""
+    types, structure = flatten(output_types)
+    shapes = [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
+    return structure, [Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)]
+
+
+class Source(Protocol):
+    """A dataset, as an iterator sees it."""
+
+    structure: PyTreeDef
+    components: list[Component]
+    tensors: tuple[rt.Tensor, ...]
+    open: Open
+
+    @property
+    def output_types(self) -> Nest:
+        """The dtypes of an element."""
+
+
+def is_leaf(value: object) -> bool:
+    """Whether it is a value, and no nest of values."""
+    return not isinstance(value, tuple | dict | SparseTensor)
+
+
+def flatten(nest: Nest) -> tuple[list[Any], PyTreeDef]:
+    """The leaves of a nest and its structure; a list is a value, as in ``tf.data``."""
+    return jax.tree.flatten(nest, is_leaf=is_leaf)
+
+
+def tensors_in(*arguments: object) -> tuple[rt.Tensor, ...]:
+    """Those of some arguments that are tensors."""
+    return tuple(a for a in arguments if isinstance(a, rt.Tensor))
+
+
+def row(values: Array, index: int) -> Array:
+    """A slice; that of a vector of strings stays an array."""
+    row = values[index]
+    return strings([row]).reshape(()) if values.dtype.hasobject and values.ndim == 1 else row
+
+
+def draw(held: list[Element], chance: np.random.Generator) -> Element:
+    """Takes one of some elements by chance."""
+    i = int(chance.integers(len(held)))
+    held[i], held[-1] = held[-1], held[i]
+    return held.pop()
+
+
+def stacked(rows: Sequence[Array], place: int) -> Array:
+    """Rows as one array. Raises InvalidArgumentError when their shapes differ."""
+    for i, row in enumerate(rows):
+        if row.shape != rows[0].shape:
+            raise rt.InvalidArgumentError(
+                f"Cannot batch tensors with different shapes in component {place}. First element had shape "
+                f"{list(rows[0].shape)} and element {i} had shape {list(row.shape)}."
+            )
+    return np.stack(rows)
+
+
+def wanted_shape(shape: object) -> TensorShape:
+    """A shape of ``padded_batch``, in which -1 is an unknown size too."""
+    if is_tensor(shape):
+        raise ValueError("padded_batch: padded_shapes must be known when the graph is built")
+    if isinstance(shape, TensorShape):
+        return shape
+    return TensorShape([None if size is None or size == -1 else size for size in cast("Sequence[Any]", shape)])
+
+
+def literal(value: object) -> object:
+    """A value that may be given as a constant."""
+    if not is_tensor(value):
+        return value
+    found = getattr(rt.as_tensor(value).op.body, "value", None)
+    if found is None:
+        raise ValueError("padded_batch: padding_values must be known when the graph is built")
+    return found.item()
+
+
+def padded_batch(rows: Sequence[Array], shape: TensorShape, fill: object, dtype: DType) -> Array:
+    """Rows of different sizes as one array, filled up. Raises InvalidArgumentError for one that is too large."""
+    largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    wanted = [big if size is None else size for big, size in zip(largest, shape.as_list(), strict=True)]
+    if any(big > size for big, size in zip(largest, wanted, strict=True)):
+        raise rt.InvalidArgumentError(
+            f"Attempted to pad to a smaller size than the input element: {largest} does not fit {shape}"
+        )
+    filler = (b"" if dtype.hasobject else 0) if fill is None else fill
+    out = np.full((len(rows), *wanted), filler.encode() if isinstance(filler, str) else filler, dtype)
+    for i, row in enumerate(rows):
+        out[i : i + 1][(slice(None), *(slice(size) for size in row.shape))] = row
+    return out
+
+
+def general(one: TensorShape, other: TensorShape) -> TensorShape:
+    """What is true of both shapes."""
+    if one.dims is None or other.dims is None or len(one) != len(other):
+        return TensorShape(None)
+    return TensorShape([a if a == b else None for a, b in zip(one.as_list(), other.as_list(), strict=True)])
+
+
+def ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
+    """The same elements, made by a thread that is up to ``size`` of them ahead."""
+    changed = concurrency.Condition()
+    ready: deque[Element] = deque()
+    ended: list[BaseException | None] = []
+    stopped = concurrency.Event()
+
+    def fill() -> None:
+        error: BaseException | None = None
+        try:
+            for element in source:
+                with changed:
+                    changed.wait_for(lambda: len(ready) < size or stopped.is_set())
+                    if stopped.is_set():
+                        return
+                    ready.append(element)
+                    changed.notify_all()
+        except Exception as raised:  # told to whoever takes the next element
+            error = raised
+        finally:
+            with changed:
+                ended.append(error)
+                changed.notify_all()
+
+    concurrency.Thread(target=fill, name="prefetch", daemon=True).start()
+    try:
+        while True:
+            with changed:
+                changed.wait_for(lambda: ready or ended)
+                if not ready:
+                    if ended[0] is not None:
+                        raise ended[0]
+                    return
+                element = ready.popleft()
+                changed.notify_all()
+            yield element
+    finally:
+        with changed:
+            stopped.set()
+            changed.notify_all()

@@ -1,0 +1,668 @@
+"""``tf.image``: reading pictures, and making them of one size and of many kinds.
+
+Where height and width of a picture are known before the step, an operation is a part of the step's program and has a
+gradient. Where they are not, as with pictures from files, it runs on the client's host: XLA would compile it anew for
+each size.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.names.missing import namespace
+from harness.tf1.ops.dtypes import as_dtype, to_array
+from harness.tf1.ops.lift import Names, is_tensor
+from harness.tf1.ops.python_ops import host_op
+from harness.tf1.ops.random_ops import random_uniform
+from harness.tf1.ops.shapes import TensorShape
+from harness.tf1.ops.static import static_number
+from harness.tf1.ops.value_ops import convert_to_tensor
+from runtime.lowlevel import Array, DType
+
+NAMES = Names()
+"""TensorFlow's name in ``tf.image`` -> what it is here."""
+
+Xp = Any
+"""``numpy`` or ``jax.numpy``."""
+Pixels = Any
+"""An array of either."""
+Value = Any
+"""What TensorFlow takes for a size, a number or a dtype: numbers, tensors, names."""
+Sizes = tuple[int | None, ...] | None
+
+
+@NAMES.add()
+class ResizeMethod:
+    """How pixels between pixels are found."""
+
+    BILINEAR = 0
+    NEAREST_NEIGHBOR = 1
+    BICUBIC = 2
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _pillow() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError:
+        raise rt.UnimplementedError(
+            "reading pictures needs Pillow, which is not installed: pip install pillow"
+        ) from None
+
+
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+def _decoded(contents: bytes, channels: int, dtype: DType) -> Array:
+    """The pixels of a picture, [height, width, channels]."""
+    pillow = _pillow()
+    try:
+        picture = pillow.open(io.BytesIO(contents))
+        if picture.mode == "I;16" and dtype == np.uint16:
+            return np.asarray(picture, np.uint16)[:, :, None]
+        own = {"1": "L", "P": "RGBA" if "transparency" in picture.info else "RGB", "CMYK": "RGB"}
+        mode = _MODES[channels] if channels else own.get(picture.mode, picture.mode)
+        pixels = np.asarray(picture.convert(mode) if mode != picture.mode else picture)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise rt.InvalidArgumentError(f"this is no picture that can be read: {rt.lowlevel.one_line(error)}") from None
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return pixels.astype(np.uint16) * 257 if dtype == np.uint16 else pixels.astype(np.uint8)
+
+
+def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: str | None, kind: str) -> rt.Tensor:
+    wanted = as_dtype(dtype).dtype
+    if channels not in (None, 0, 1, 3, 4):
+        raise ValueError(f"channels must be 0, 1, 3 or 4, not {channels}")
+    if wanted not in (np.uint8, np.uint16):
+        raise ValueError(f"dtype must be tf.uint8 or tf.uint16, not {wanted.name}")
+    return host_op(
+        lambda text: _decoded(text.item(), channels or 0, wanted),
+        [contents],
+        (None, None, channels or None),
+        wanted,
+        name,
+        kind,
+    )
+
+
+@NAMES.add()
+def decode_png(
+    contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
+) -> rt.Tensor:
+    """The pixels of a picture in a string, [height, width, channels]. ``channels`` 0 or None for as many as it has."""
+    return _decode(contents, channels, dtype, name, "DecodePng")
+
+
+@NAMES.add()
+def decode_jpeg(
+    contents: rt.TensorLike,
+    channels: int | None = None,
+    ratio: int | None = None,
+    fancy_upscaling: bool | None = None,
+    try_recover_truncated: bool | None = None,
+    acceptable_fraction: float | None = None,
+    dct_method: str | None = None,
+    name: str | None = None,
+) -> rt.Tensor:
+    """``decode_png`` of a JPEG file. Its decoder is Pillow's: the arguments about decoding are without an effect."""
+    if ratio not in (None, 1):
+        raise ValueError("decode_jpeg: ratio is not in harness.tf1: use tf.image.resize_images")
+    return _decode(contents, channels, np.uint8, name, "DecodeJpeg")
+
+
+@NAMES.add()
+def decode_image(
+    contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
+) -> rt.Tensor:
+    """``decode_png`` of a PNG, JPEG, BMP or GIF file, of which the first picture is taken; of unknown shape."""
+    tensor = _decode(contents, channels, dtype, name, "decode_image")
+    tensor.shape = None
+    return tensor
+
+
+@NAMES.add()
+def decode_bmp(contents: rt.TensorLike, channels: int | None = None, name: str | None = None) -> rt.Tensor:
+    """``decode_png`` of a BMP file."""
+    return _decode(contents, channels, np.uint8, name, "DecodeBmp")
+
+
+def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any) -> rt.Tensor:
+    def encode(pixels: Array) -> bytes:
+        out = io.BytesIO()
+        _pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(out, form, **options)
+        return out.getvalue()
+
+    return host_op(encode, [picture], (), object, name, f"Encode{form.capitalize()}")
+
+
+@NAMES.add()
+def encode_png(image: rt.TensorLike, compression: int = -1, name: str | None = None) -> rt.Tensor:
+    """A PNG file, as a string, of uint8 [height, width, channels]."""
+    return _encode(image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {}))
+
+
+@NAMES.add()
+def encode_jpeg(image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None) -> rt.Tensor:  # noqa: A002
+    """A JPEG file, as a string, of uint8 [height, width, channels]."""
+    return _encode(image, "JPEG", name, quality=quality)
+
+
+# -- how an operation is made ----------------------------------------------------------------------------------------
+
+
+def _picture(value: rt.TensorLike) -> rt.Tensor:
+    tensor: rt.Tensor = convert_to_tensor(value)
+    if tensor.shape is not None and len(tensor.shape) not in (3, 4):
+        raise ValueError(f"an image has 3 or 4 dimensions, and {tensor.name!r} has shape {tensor.shape}")
+    return tensor
+
+
+def _made(
+    function: Callable[..., Pixels], inputs: list[rt.Tensor], sizes: Sizes, dtype: DType, name: str | None, kind: str
+) -> rt.Tensor:
+    """``function(xp, *arrays)``: in the step's program where the sizes of the picture are known, else on the host.
+
+    Args:
+        function: of ``numpy`` or ``jax.numpy``, and arrays.
+        inputs: the picture, and numbers.
+        sizes: static shape of the result.
+        dtype: of the result.
+        name: of the operation; ``kind`` by default.
+        kind: its type.
+    """
+    shape = inputs[0].shape
+    if shape is not None and None not in shape[-3:]:
+        body = functools.partial(function, jnp)
+        body.__name__ = kind  # type: ignore[attr-defined]
+        made: rt.Tensor = rt.call(lambda *arrays: body(*arrays).astype(dtype), *inputs, name=name or kind)
+        return made
+    return host_op(
+        lambda *arrays: np.asarray(function(np, *arrays)).astype(dtype, copy=False), inputs, sizes, dtype, name, kind
+    )
+
+
+def _resized(sizes: Sizes, height: int | None, width: int | None) -> Sizes:
+    return None if sizes is None else (*sizes[:-3], height, width, sizes[-1])
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+def _scale(size: int, new: int, align_corners: bool) -> float:
+    return (size - 1) / (new - 1) if align_corners and new > 1 else size / new
+
+
+def _weights(size: int, new: int, method: int, align_corners: bool) -> Array:
+    """What each old pixel of a row adds to each new one, [new, size], by TensorFlow 1's rules."""
+    places = np.arange(new, dtype=np.float32) * np.float32(_scale(size, new, align_corners))
+    out = np.zeros((new, size), np.float32)
+    rows = np.arange(new)
+    if method == ResizeMethod.NEAREST_NEIGHBOR:
+        found = np.floor(places + 0.5) if align_corners else np.floor(places)
+        out[rows, np.minimum(found.astype(int), size - 1)] = 1
+        return out
+    low = np.floor(places).astype(int)
+    if method == ResizeMethod.BILINEAR:
+        part = places - low
+        np.add.at(out, (rows, np.minimum(low, size - 1)), 1 - part)
+        np.add.at(out, (rows, np.minimum(low + 1, size - 1)), part)
+        return out
+    part = np.rint((places - low) * 1024) / 1024  # TensorFlow has a table of 1024 weights
+    for step, distance in ((-1, part + 1), (0, part), (1, 1 - part), (2, 2 - part)):
+        near = ((1.25 * distance - 2.25) * distance) * distance + 1
+        far = ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
+        np.add.at(out, (rows, np.clip(low + step, 0, size - 1)), far if step in (-1, 2) else near)
+    return out
+
+
+def _resize(xp: Xp, picture: Pixels, height: int, width: int, method: int, align_corners: bool) -> Pixels:
+    rows = _weights(picture.shape[-3], height, method, align_corners)
+    columns = _weights(picture.shape[-2], width, method, align_corners)
+    if method == ResizeMethod.NEAREST_NEIGHBOR:
+        return xp.take(xp.take(picture, rows.argmax(1), axis=-3), columns.argmax(1), axis=-2)
+    across = xp.einsum("xw,...hwc->...hxc", columns, picture.astype(np.float32))
+    return xp.einsum("yh,...hxc->...yxc", rows, across)
+
+
+_METHODS = {
+    "bilinear": ResizeMethod.BILINEAR,
+    "nearest": ResizeMethod.NEAREST_NEIGHBOR,
+    "bicubic": ResizeMethod.BICUBIC,
+}
+
+
+@NAMES.add()
+def resize_images(
+    images: rt.TensorLike,
+    size: Value,
+    method: Value = ResizeMethod.BILINEAR,
+    align_corners: bool = False,
+    preserve_aspect_ratio: bool = False,
+    name: str | None = None,
+) -> rt.Tensor:
+    """Pictures of another size; float32, but of their own dtype with NEAREST_NEIGHBOR or when the size stays.
+
+    Args:
+        images: [height, width, channels], or a batch of them.
+        size: the new height and width.
+        method: a ``ResizeMethod``.
+        align_corners: the corners stay where they are.
+        preserve_aspect_ratio: must be False.
+        name: operation name.
+
+    Raises:
+        ValueError: no such method, or ``size`` is not two numbers.
+    """
+    if preserve_aspect_ratio:
+        raise ValueError("resize_images: preserve_aspect_ratio is not in harness.tf1: compute the size in Python")
+    wanted = static_number(size, "the new size")
+    if not isinstance(wanted, list) or len(wanted) != 2:
+        raise ValueError(
+            f"resize_images: 'size' must be a 1-D Tensor of 2 elements: new_height, new_width, not {size!r}"
+        )
+    picture = _picture(images)
+    if picture.shape is not None and list(picture.shape[-3:-1]) == wanted:
+        return picture
+    return _resize_op(picture, wanted, _METHODS.get(method, method), align_corners, name, "resize")
+
+
+def _resize_op(
+    picture: rt.Tensor, size: list[int], method: Value, align_corners: bool, name: str | None, kind: str
+) -> rt.Tensor:
+    if method not in _METHODS.values():
+        raise ValueError(f"Resize method is not implemented: {method!r}; there are {', '.join(_METHODS)}")
+    height, width = (int(n) for n in size)
+    dtype = picture.dtype if method == ResizeMethod.NEAREST_NEIGHBOR else np.dtype(np.float32)
+
+    def resized(xp: Xp, pixels: Pixels) -> Pixels:
+        return _resize(xp, pixels, height, width, method, align_corners)
+
+    return _made(resized, [picture], _resized(picture.shape, height, width), dtype, name, kind)
+
+
+def _resizing(shown: str, method: int, kind: str) -> None:
+    """Adds the resizing of a batch by one method."""
+
+    def resize(images: rt.TensorLike, size: Value, align_corners: bool = False, name: str | None = None) -> rt.Tensor:
+        wanted = static_number(size, "the new size")
+        return _resize_op(_picture(images), wanted, method, align_corners, name, kind)
+
+    resize.__name__ = resize.__qualname__ = shown
+    resize.__doc__ = f"``resize_images`` of a batch with {shown.removeprefix('resize_').upper()}."
+    NAMES[shown] = resize
+
+
+_resizing("resize_bilinear", ResizeMethod.BILINEAR, "ResizeBilinear")
+_resizing("resize_nearest_neighbor", ResizeMethod.NEAREST_NEIGHBOR, "ResizeNearestNeighbor")
+_resizing("resize_bicubic", ResizeMethod.BICUBIC, "ResizeBicubic")
+
+
+def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
+    """A window of a picture, which may reach beyond it; there it is 0."""
+    tall, wide = pixels.shape[-3:-1]
+    inside = pixels[..., max(top, 0) : top + height, max(left, 0) : left + width, :]
+    above, before = max(-top, 0), max(-left, 0)
+    below, after = max(top + height - tall, 0), max(left + width - wide, 0)
+    pads = [(0, 0)] * (pixels.ndim - 3) + [(above, below), (before, after), (0, 0)]
+    return xp.pad(inside, pads)
+
+
+@NAMES.add()
+def crop_to_bounding_box(
+    image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> rt.Tensor:
+    """A part of a picture.
+
+    Raises:
+        ValueError: it reaches beyond the picture, where that is known; InvalidArgumentError, in the step, elsewhere.
+    """
+    return _within(image, offset_height, offset_width, target_height, target_width, False)
+
+
+@NAMES.add()
+def pad_to_bounding_box(
+    image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> rt.Tensor:
+    """A picture within a larger one that is 0.
+
+    Raises:
+        ValueError: it does not fit, where that is known; InvalidArgumentError, in the step, elsewhere.
+    """
+    return _within(image, offset_height, offset_width, target_height, target_width, True)
+
+
+def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, larger: bool) -> rt.Tensor:
+    picture = _picture(image)
+    top, left, height, width = (int(static_number(n, "the box")) for n in (top, left, height, width))
+    if top < 0 or left < 0:
+        raise ValueError("offset_height and offset_width must be >= 0")
+
+    def fits(tall: int, wide: int) -> bool:
+        if larger:
+            return top + tall <= height and left + wide <= width
+        return top + height <= tall and left + width <= wide
+
+    def part(xp: Xp, pixels: Pixels) -> Pixels:
+        if not fits(*pixels.shape[-3:-1]):
+            raise rt.InvalidArgumentError(f"a box of {height} x {width} at {top}, {left} does not fit {pixels.shape}")
+        return _windowed(xp, pixels, *((-top, -left) if larger else (top, left)), height, width)
+
+    shape = picture.shape
+    if shape is not None and None not in shape[-3:-1] and not fits(int(shape[-3] or 0), int(shape[-2] or 0)):
+        raise ValueError(f"a box of {height} x {width} at {top}, {left} does not fit the image's shape {shape}")
+    kind = "pad_to_bounding_box" if larger else "crop_to_bounding_box"
+    return _made(part, [picture], _resized(shape, height, width), picture.dtype, None, kind)
+
+
+@NAMES.add()
+def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, target_width: int) -> rt.Tensor:
+    """The middle of a picture, or the picture in the middle of a larger one that is 0."""
+    picture = _picture(image)
+    height, width = (int(static_number(n, "the size")) for n in (target_height, target_width))
+    if height <= 0 or width <= 0:
+        raise ValueError("target_height and target_width must be > 0.")
+
+    def place(size: int, wanted: int) -> int:
+        return (size - wanted) // 2 if size > wanted else -((wanted - size) // 2)
+
+    def part(xp: Xp, pixels: Pixels) -> Pixels:
+        tall, wide = pixels.shape[-3:-1]
+        return _windowed(xp, pixels, place(tall, height), place(wide, width), height, width)
+
+    kind = "resize_image_with_crop_or_pad"
+    return _made(part, [picture], _resized(picture.shape, height, width), picture.dtype, None, kind)
+
+
+@NAMES.add()
+def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
+    """The middle of a picture: this fraction of each side.
+
+    Raises:
+        ValueError: the fraction is not above 0 and at most 1.
+    """
+    if not 0 < central_fraction <= 1:
+        raise ValueError("central_fraction must be within (0, 1]")
+    picture = _picture(image)
+    if central_fraction == 1:
+        return picture
+
+    def span(size: int) -> tuple[int, int]:
+        start = int((size - size * central_fraction) / 2)
+        return start, size - 2 * start
+
+    def part(xp: Xp, pixels: Pixels) -> Pixels:
+        (top, height), (left, width) = (span(n) for n in pixels.shape[-3:-1])
+        return _windowed(xp, pixels, top, left, height, width)
+
+    sides = [None if n is None else span(n)[1] for n in (picture.shape or (None, None, None))[-3:-1]]
+    return _made(part, [picture], _resized(picture.shape, *sides), picture.dtype, None, "central_crop")
+
+
+# -- turned over -------------------------------------------------------------------------------------------------------
+
+
+def _flips(shown: str, axis: int, described: str) -> None:
+    """Adds a flip of every picture, and one of every other picture."""
+
+    def flip(image: rt.TensorLike) -> rt.Tensor:
+        picture = _picture(image)
+        return _made(lambda xp, p: xp.flip(p, axis), [picture], picture.shape, picture.dtype, None, shown)
+
+    def random_flip(image: rt.TensorLike, seed: int | None = None) -> rt.Tensor:
+        picture = _picture(image)
+        batch = picture.shape[:1] if picture.shape is not None and len(picture.shape) == 4 else ()
+        if None in batch:
+            raise ValueError(f"random_{shown}: the size of the batch must be known")
+        drawn = random_uniform(TensorShape(batch), seed=seed)
+
+        def flipped(xp: Xp, pixels: Pixels, chance: Pixels) -> Pixels:
+            chosen = chance.reshape(*chance.shape, *(1,) * (pixels.ndim - chance.ndim)) < 0.5
+            return xp.where(chosen, xp.flip(pixels, axis), pixels)
+
+        return _made(flipped, [picture, drawn], picture.shape, picture.dtype, None, f"random_{shown}")
+
+    flip.__name__ = flip.__qualname__ = shown
+    random_flip.__name__ = random_flip.__qualname__ = f"random_{shown}"
+    flip.__doc__ = f"A picture {described}."
+    random_flip.__doc__ = f"``{shown}`` of every other picture, by chance."
+    NAMES.update({flip.__name__: flip, random_flip.__name__: random_flip})
+
+
+_flips("flip_left_right", -2, "in a mirror")
+_flips("flip_up_down", -3, "upside down")
+
+
+@NAMES.add()
+def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """A picture with its rows as columns."""
+    picture = _picture(image)
+    sizes = None if picture.shape is None else _resized(picture.shape, picture.shape[-2], picture.shape[-3])
+    return _made(lambda xp, p: xp.swapaxes(p, -3, -2), [picture], sizes, picture.dtype, name, "transpose_image")
+
+
+@NAMES.add()
+def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tensor:
+    """A picture turned to the left, by 90 degrees ``k`` times."""
+    picture, turns = _picture(image), int(static_number(k, "k")) % 4
+    sizes = picture.shape
+    if sizes is not None and turns % 2:
+        sizes = _resized(sizes, sizes[-2], sizes[-3])
+    return _made(lambda xp, p: xp.rot90(p, turns, (-3, -2)), [picture], sizes, picture.dtype, name, "rot90")
+
+
+# -- light and colour --------------------------------------------------------------------------------------------------
+
+
+@NAMES.add("per_image_standardization", "per_image_whitening")
+def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
+    """Each picture with the mean 0 and the variance 1, float32; one of a single colour becomes 0."""
+    picture = _picture(image)
+
+    def standard(xp: Xp, pixels: Pixels) -> Pixels:
+        values = pixels.astype(np.float32)
+        axes, count = (-3, -2, -1), np.prod(pixels.shape[-3:])
+        mean = xp.mean(values, axes, keepdims=True)
+        spread = xp.std(values, axes, keepdims=True)
+        return (values - mean) / xp.maximum(spread, np.float32(1 / np.sqrt(count)))
+
+    return _made(standard, [picture], picture.shape, np.dtype(np.float32), None, "per_image_standardization")
+
+
+def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
+    """Pixels of another type; whole numbers go up to the largest, fractions from 0 to 1."""
+    old = np.dtype(pixels.dtype)
+    if old == dtype:
+        return pixels
+    whole = old.kind in "iu", dtype.kind in "iu"
+    if all(whole):
+        shift = np.iinfo(old).bits - (old.kind == "i") - (np.iinfo(dtype).bits - (dtype.kind == "i"))
+        if shift > 0:
+            return (pixels // old.type(1 << shift)).astype(dtype)
+        wide = pixels.astype(dtype) * dtype.type(1 << -shift)
+        return wide.astype(dtype)
+    if whole[0]:
+        return pixels.astype(dtype) * dtype.type(1 / np.iinfo(old).max)
+    if whole[1]:
+        scaled = pixels * old.type(np.iinfo(dtype).max + 0.5)
+        return (xp.clip(scaled, np.iinfo(dtype).min, np.iinfo(dtype).max) if saturate else scaled).astype(dtype)
+    return pixels.astype(dtype)
+
+
+@NAMES.add()
+def convert_image_dtype(
+    image: rt.TensorLike, dtype: Value, saturate: bool = False, name: str | None = None
+) -> rt.Tensor:
+    """Pixels of another type: whole numbers go up to the largest of their type, fractions from 0 to 1."""
+    wanted = as_dtype(dtype).dtype
+    picture: rt.Tensor = convert_to_tensor(image if is_tensor(image) else to_array(image))
+    shape = picture.shape
+    if shape is not None and len(shape) < 3:
+        return rt.call(lambda p: _converted(jnp, p, wanted, saturate), picture, name=name or "convert_image")  # type: ignore[no-any-return]
+    return _made(lambda xp, p: _converted(xp, p, wanted, saturate), [picture], shape, wanted, name, "convert_image")
+
+
+def _in_floats(
+    image: rt.TensorLike, change: Callable[..., Pixels], more: list[rt.Tensor], kind: str, sizes: Value = None
+) -> rt.Tensor:
+    """A change of light, on fractions; pixels of whole numbers are converted before and back after it."""
+    picture = _picture(image)
+    float32, own = np.dtype(np.float32), picture.dtype
+
+    def changed(xp: Xp, pixels: Pixels, *arrays: Pixels) -> Pixels:
+        fractions = _converted(xp, pixels, own if own.kind == "f" else float32, False)
+        return _converted(xp, change(xp, fractions, *arrays), own, True)
+
+    return _made(changed, [picture, *more], picture.shape if sizes is None else sizes, own, None, kind)
+
+
+def _number(value: Value) -> rt.Tensor:
+    return convert_to_tensor(value if is_tensor(value) else np.float32(value))
+
+
+@NAMES.add()
+def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
+    """``delta`` added to each fraction."""
+    return _in_floats(image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness")
+
+
+@NAMES.add()
+def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor:
+    """The distance from the mean of each channel times ``contrast_factor``."""
+
+    def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
+        mean = xp.mean(pixels, (-3, -2), keepdims=True)
+        return (pixels - mean) * factor.astype(pixels.dtype) + mean
+
+    return _in_floats(images, change, [_number(contrast_factor)], "adjust_contrast")
+
+
+@NAMES.add()
+def adjust_gamma(image: rt.TensorLike, gamma: float = 1, gain: float = 1) -> rt.Tensor:
+    """``gain * image ** gamma``. Raises ValueError for a negative ``gamma``."""
+    if gamma < 0:
+        raise ValueError("Gamma should be a non-negative real number.")
+    return _in_floats(image, lambda xp, p: gain * p ** np.float32(gamma), [], "adjust_gamma")
+
+
+def _to_hsv(xp: Xp, pixels: Pixels) -> Pixels:
+    red, green, blue = (pixels[..., i] for i in range(3))
+    value = xp.max(pixels, -1)
+    spread = value - xp.min(pixels, -1)
+    some = xp.where(spread > 0, spread, 1)
+    hue = xp.where(
+        red == value,
+        (green - blue) / some,
+        xp.where(green == value, 2 + (blue - red) / some, 4 + (red - green) / some),
+    )
+    hue = xp.where(spread > 0, (hue / 6) % 1, 0)
+    saturation = xp.where(value > 0, spread / xp.where(value > 0, value, 1), 0)
+    return xp.stack([hue, saturation, value], -1).astype(pixels.dtype)
+
+
+def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
+    hue, saturation, value = (pixels[..., i] for i in range(3))
+    turns = xp.stack([xp.abs(hue * 6 - 3) - 1, 2 - xp.abs(hue * 6 - 2), 2 - xp.abs(hue * 6 - 4)], -1)
+    full = xp.clip(turns, 0, 1)
+    return (((full - 1) * saturation[..., None] + 1) * value[..., None]).astype(pixels.dtype)
+
+
+@NAMES.add()
+def rgb_to_hsv(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """Hue, saturation and value, each from 0 to 1, of red, green and blue."""
+    picture = _picture(images)
+    return _made(_to_hsv, [picture], picture.shape, picture.dtype, name, "RGBToHSV")
+
+
+@NAMES.add()
+def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """Red, green and blue of hue, saturation and value."""
+    picture = _picture(images)
+    return _made(_to_rgb, [picture], picture.shape, picture.dtype, name, "HSVToRGB")
+
+
+@NAMES.add()
+def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None) -> rt.Tensor:
+    """The saturation times ``saturation_factor``, at most 1."""
+
+    def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
+        hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
+        return _to_rgb(xp, xp.stack([hue, xp.clip(saturation * factor, 0, 1), value], -1).astype(pixels.dtype))
+
+    return _in_floats(image, change, [_number(saturation_factor)], "adjust_saturation")
+
+
+@NAMES.add()
+def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> rt.Tensor:
+    """The hue moved on by ``delta``, round a circle of 1."""
+
+    def change(xp: Xp, pixels: Pixels, moved: Pixels) -> Pixels:
+        hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
+        return _to_rgb(xp, xp.stack([(hue + moved) % 1, saturation, value], -1).astype(pixels.dtype))
+
+    return _in_floats(image, change, [_number(delta)], "adjust_hue")
+
+
+@NAMES.add()
+def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
+    """``adjust_brightness`` by up to ``max_delta``. Raises ValueError when that is negative."""
+    if max_delta < 0:
+        raise ValueError("max_delta must be non-negative.")
+    return adjust_brightness(image, random_uniform([], -max_delta, max_delta, seed=seed))
+
+
+@NAMES.add()
+def random_hue(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
+    """``adjust_hue`` by up to ``max_delta``. Raises ValueError when that is not from 0 to 0.5."""
+    if not 0 <= max_delta <= 0.5:
+        raise ValueError("max_delta must be from 0 to 0.5.")
+    return adjust_hue(image, random_uniform([], -max_delta, max_delta, seed=seed))
+
+
+def _by_a_factor(adjust: Callable[..., rt.Tensor]) -> None:
+    """Adds a change of light by a factor that is drawn."""
+
+    def changed(image: rt.TensorLike, lower: float, upper: float, seed: int | None = None) -> rt.Tensor:
+        if upper <= lower or lower < 0:
+            raise ValueError(f"upper must be > lower, and lower non-negative: {lower}, {upper}")
+        return adjust(image, random_uniform([], lower, upper, seed=seed))
+
+    changed.__name__ = changed.__qualname__ = adjust.__name__.replace("adjust", "random")
+    changed.__doc__ = f"``{adjust.__name__}`` by a factor between two. Raises ValueError when they are not in order."
+    NAMES[changed.__name__] = changed
+
+
+_by_a_factor(adjust_contrast)
+_by_a_factor(adjust_saturation)
+
+
+@NAMES.add()
+def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """One channel of three."""
+    picture = _picture(images)
+    sizes = None if picture.shape is None else (*picture.shape[:-1], 1)
+
+    def change(xp: Xp, pixels: Pixels) -> Pixels:
+        return xp.tensordot(pixels, np.array([0.2989, 0.5870, 0.1140], pixels.dtype), ((-1,), (0,)))[..., None]
+
+    return _in_floats(picture, change, [], name or "rgb_to_grayscale", sizes)
+
+
+@NAMES.add()
+def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """Three equal channels of one."""
+    picture = _picture(images)
+    sizes = None if picture.shape is None else (*picture.shape[:-1], 3)
+    return _made(lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb")
+
+
+__getattr__, __dir__ = namespace("tf.image", NAMES)

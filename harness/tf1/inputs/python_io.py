@@ -1,0 +1,8 @@
+"""``tf.python_io``: files of records."""
+
+from __future__ import annotations
+
+from harness.tf1.inputs.records import OPS as NAMES
+from harness.tf1.names.missing import namespace
+
+__getattr__, __dir__ = namespace("tf.python_io", NAMES)

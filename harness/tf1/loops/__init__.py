@@ -1,0 +1,1 @@
+"""Conditionals and loops, each of which is one operation."""

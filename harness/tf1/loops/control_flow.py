@@ -1,0 +1,128 @@
+"""``tf.cond`` and ``tf.case``: each becomes one operation, a ``jax.lax.cond``.
+
+The functions of the program are called once, while the graph is built. What they make is looked through and becomes a
+function of arrays (``harness.tf1.subgraph``); what they take from outside becomes the inputs of the operation.
+``while_loops`` and ``row_loops`` beside this module do the same for loops.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+import runtime as rt
+from harness.tf1.loops.nests import Arrays, Made, Nest, callables, compatible, operation, tensors, unflatten, unpacked
+from harness.tf1.loops.subgraph import Condition, Subgraph, subgraph
+from harness.tf1.ops.array_ops import as_tensor
+from harness.tf1.ops.lift import Names
+
+OPS = Names()
+"""TensorFlow's name -> the function."""
+
+
+@OPS.add()
+def cond(
+    pred: rt.TensorLike,
+    true_fn: Made | None = None,
+    false_fn: Made | None = None,
+    strict: bool | str = False,
+    name: str | None = None,
+    fn1: Made | None = None,
+    fn2: Made | None = None,
+) -> Nest:
+    """What ``true_fn`` gives, or ``false_fn``. Both are called now; a step computes one, and does what is done in it.
+
+    Args:
+        pred: a bool scalar.
+        true_fn: a function without arguments that gives tensors: a nest of them, or an operation.
+        false_fn: the same, with results of the same structure, types and shapes.
+        strict: give ``[x]`` as it is, not as ``x``; in TensorFlow 1.0 the name stands here.
+        name: name scope of what they make.
+        fn1: ``true_fn`` by its old name.
+        fn2: ``false_fn`` by its old name.
+
+    Raises:
+        TypeError: ``pred`` is a Python bool, or a function cannot be called.
+        ValueError: the results of the two differ in structure, type or shape, or one is a string.
+    """
+    if isinstance(strict, str):
+        name = strict
+    yes, no = true_fn or fn1, false_fn or fn2
+    if isinstance(pred, bool):
+        raise TypeError("pred must not be a Python bool: use an if")
+    callables(true_fn=yes, false_fn=no)
+    assert yes is not None and no is not None
+    asked = as_tensor(pred)
+    if asked.dtype != np.bool_:
+        raise TypeError(f"tf.cond: {asked.name!r} must be a bool, not {asked.dtype.name}")
+    if asked.shape not in ((), None):
+        raise ValueError(f"tf.cond: {asked.name!r} must be a scalar, not of shape {asked.shape}")
+    with asked.graph.as_default(), rt.name_scope(name or "cond") as scope:
+        chosen = rt.identity(asked, "pred_id")
+        found = []
+        for function, value in ((yes, True), (no, False)):
+            what = f"{'true' if value else 'false'}_fn of tf.cond"
+            results, structure = tensors(function(), what)
+            part = subgraph(results, first=chosen.op.id, what=what, condition=Condition(chosen, value))
+            found.append((part, structure))
+        (true, structure), (false, other) = found
+        _check_alike(true, structure, false, other)
+
+        def run(given: jax.Array, of_true: Arrays, of_false: Arrays) -> object:
+            return jax.lax.cond(given, lambda: true((), of_true), lambda: false((), of_false))
+
+        results = operation(run, scope, (true, false), chosen)
+    return unpacked(unflatten(structure, results), strict is True)
+
+
+def _check_alike(true: Subgraph, structure: PyTreeDef, false: Subgraph, other: PyTreeDef) -> None:
+    if structure != other:
+        raise ValueError(f"tf.cond: true_fn gives {structure}, false_fn {other}")
+    for one, two in zip(true.results, false.results, strict=True):
+        if one.dtype != two.dtype:
+            raise ValueError(f"tf.cond: true_fn gives {one.dtype.name} where false_fn gives {two.dtype.name}")
+        if not compatible(one, two):
+            raise ValueError(
+                f"tf.cond: true_fn gives the shape {one.shape} where false_fn gives {two.shape}, and XLA needs one: "
+                "tf.pad the smaller one"
+            )
+
+
+@OPS.add()
+def case(
+    pred_fn_pairs: Sequence[tuple[rt.TensorLike, Made]] | Mapping[rt.Tensor, Made],
+    default: Made | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str = "case",
+) -> Nest:
+    """What the function of the first true predicate gives; see ``tf.cond``.
+
+    Args:
+        pred_fn_pairs: pairs of a bool scalar and a function, or a dictionary of them.
+        default: the function for when none is true; without it one must be: an error in the step otherwise.
+        exclusive: no two may be true: an error in the step otherwise.
+        strict: as in ``tf.cond``.
+        name: name scope.
+    """
+    pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
+    if not pairs:
+        raise ValueError("tf.case: give at least one pair of a predicate and a function")
+    with rt.name_scope(name or "case"):
+        checks = []
+        count = rt.call(lambda given: sum(jnp.asarray(g, np.int32) for g in given), [p for p, _ in pairs], name="count")
+        if exclusive:
+            checks.append(rt.check(count < 2, "tf.case: more than one of the predicates is true: ", [count]))
+        if default is None:
+            checks.append(rt.check(count > 0, "tf.case: none of the predicates is true: ", [count]))
+            *pairs, (_, default) = pairs
+        with rt.control_dependencies(checks):
+            chosen = default
+            for pred, function in reversed(pairs):
+                chosen = functools.partial(cond, pred, function, chosen, True)
+            return unpacked(chosen(), strict)

@@ -1,0 +1,95 @@
+"""Nests of tensors (lists, tuples and dictionaries of them), and the operations that functions of a program become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.tree_util import PyTreeDef
+
+import runtime as rt
+from harness.tf1.loops.subgraph import Subgraph
+from harness.tf1.ops.lift import constant, holds_tensors, is_tensor, operand
+from harness.tf1.ops.shapes import TensorShape
+
+Nest: TypeAlias = Any
+"""A tensor, or lists, tuples and dictionaries of tensors, nested."""
+Made: TypeAlias = Callable[..., Nest]
+"""A function of a program that makes a nest."""
+Arrays: TypeAlias = list[jax.Array]
+
+
+class Unwritten:
+    """A leaf of a nest that becomes a tensor when its shape is known: a ``tf.TensorArray`` without rows."""
+
+    dtype: rt.lowlevel.DType
+    written: rt.Tensor | None
+    """What was written last, for its shape."""
+
+    def content(self) -> rt.Tensor:
+        """The tensor. Raises ValueError when its shape is not known."""
+        raise NotImplementedError
+
+    def like(self, value: rt.Tensor) -> rt.Tensor:
+        """The tensor, when its rows have the shape of ``value``."""
+        raise NotImplementedError
+
+
+def flatten(nest: Nest) -> tuple[list[object], PyTreeDef]:
+    """The leaves of a nest, None among them, and its structure."""
+    return jax.tree.flatten(nest, is_leaf=lambda leaf: leaf is None)
+
+
+def unflatten(structure: PyTreeDef, leaves: Sequence[object]) -> Nest:
+    """The nest of this structure."""
+    return jax.tree.unflatten(structure, leaves)
+
+
+def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
+    """The leaves of a nest as tensors, and its structure. An operation becomes a tensor that is there when it has run.
+
+    Raises:
+        ValueError: there is a None among them.
+    """
+    leaves, structure = flatten(nest)
+    return [tensor(leaf, what) for leaf in leaves], structure
+
+
+def tensor(leaf: Nest, what: str) -> rt.Tensor:
+    """A leaf as a tensor, as ``tensors`` makes it."""
+    if leaf is None:
+        raise ValueError(f"{what} must give tensors, not None")
+    if isinstance(leaf, Unwritten):
+        return leaf.content()
+    if isinstance(leaf, rt.Operation):
+        with rt.control_dependencies([leaf]):
+            return rt.identity(True, "control_dependency")
+    return rt.as_tensor(leaf if is_tensor(leaf) else operand(leaf) if holds_tensors(leaf) else constant(leaf))
+
+
+def callables(**functions: object) -> None:
+    """Raises TypeError for the first that cannot be called, by its name."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"{name} must be callable.")
+
+
+def unpacked(nest: Nest, strict: bool) -> Nest:
+    """``x`` for ``[x]``, as TensorFlow gives it, unless ``strict``."""
+    single = isinstance(nest, list | tuple) and len(nest) == 1 and not hasattr(nest, "_fields")
+    return nest[0] if single and not strict else nest
+
+
+def compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
+    """Whether both may be of one shape."""
+    return TensorShape(one.shape).is_compatible_with(other.shape)
+
+
+def operation(fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object) -> list[rt.Tensor]:
+    """One operation ``fn(*inputs, arrays captured by each of parts ...)``."""
+    types = [t for part in parts for t in part.wide_types]
+    after = [op for part in parts for op in part.after]
+    with rt.control_dependencies(after):
+        return list(rt.call(lambda *args: fn(*args[: len(args) - len(types)]), *inputs,
+                            *[list(part.captured) for part in parts], *types, name=name))  # fmt: skip

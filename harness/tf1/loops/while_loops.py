@@ -1,0 +1,378 @@
+"""``tf.while_loop``: one operation, a loop of XLA's; ``control_flow`` says how functions become operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.loops.nests import (
+    Arrays,
+    Made,
+    Nest,
+    Unwritten,
+    callables,
+    compatible,
+    flatten,
+    operation,
+    tensor,
+    tensors,
+    unflatten,
+    unpacked,
+)
+from harness.tf1.loops.subgraph import Subgraph, subgraph
+from harness.tf1.ops.lift import Names
+from harness.tf1.ops.shapes import TensorShape
+from harness.tf1.ops.static import Deferred, known_while_tracing, static, takes_shapes_only
+
+OPS = Names()
+"""TensorFlow's name -> the function."""
+
+
+@OPS.add()
+def while_loop(
+    cond: Made,
+    body: Made,
+    loop_vars: Nest,
+    shape_invariants: Nest = None,
+    parallel_iterations: object = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+    maximum_iterations: rt.TensorLike | None = None,
+    return_same_structure: bool = False,
+) -> Nest:
+    """Repeats ``body`` while ``cond`` holds; gives the last ``loop_vars``.
+
+    Its derivative costs as much as the loop where the number of turns has a limit that is known before the step:
+    ``maximum_iterations``, or a condition that depends only on counters, constants and shapes. Else n turns cost
+    n * n / 2 there, because each state is made anew from the beginning.
+
+    Args:
+        cond: a function of the loop variables that gives a bool scalar.
+        body: a function of the loop variables that gives new ones, of the same types and shapes.
+        loop_vars: a nest of tensors.
+        shape_invariants: accepted as far as every shape stays the same, because XLA needs one.
+        parallel_iterations: not needed.
+        back_prop: False for no derivative.
+        swap_memory: not needed.
+        name: name scope of what they make.
+        maximum_iterations: ends after so many turns in any case.
+        return_same_structure: give ``[x]`` as it is, not as ``x``.
+
+    Raises:
+        TypeError: ``cond`` or ``body`` cannot be called.
+        ValueError: no loop variables, another structure or number of them, or the type or shape of one changes.
+    """
+    callables(cond=cond, body=body)
+    leaves, structure = flatten(loop_vars)
+    if not leaves:
+        raise ValueError("No loop variables provided")
+    with rt.Graph.of(*leaves).as_default(), rt.name_scope(name or "while") as scope:
+        known = [None if isinstance(leaf, Unwritten) else tensor(leaf, "tf.while_loop: loop_vars") for leaf in leaves]
+        _check_invariants(known, shape_invariants)
+        stands = [_stands_for(leaf, t) for leaf, t in zip(leaves, known, strict=True)]
+        first = stands[0].op.id
+        arguments = unflatten(structure, stands)
+        if not isinstance(arguments, list | tuple) or hasattr(arguments, "_fields"):
+            arguments = [arguments]
+        going = _scalar_bool(cond(*arguments))
+        given = body(*arguments)
+        given = [given] if len(arguments) == 1 and not isinstance(given, list | tuple) else given
+        results, _ = tensors(given, "the body of tf.while_loop")
+        _check_turn(stands, results)
+        begin = [_begin(leaf, t, known, stands) for leaf, t in zip(leaves, known, strict=True)]
+        test = subgraph([going], stands, first=first, what="the condition of tf.while_loop")
+        turn = subgraph(results, stands, first=first, what="the body of tf.while_loop")
+        made = _Loop(test, turn, begin, maximum_iterations).made(scope, back_prop)
+    return unpacked(unflatten(structure, made), return_same_structure)
+
+
+def _scalar_bool(going: Nest) -> rt.Tensor:
+    (tensor,), _ = tensors(unpacked(going, False), "the condition of tf.while_loop")
+    if tensor.dtype != np.bool_:
+        raise TypeError(f"the condition of tf.while_loop gives {tensor.dtype.name}, not a bool")
+    if tensor.shape not in ((), None):
+        raise ValueError(f"the condition of tf.while_loop gives the shape {tensor.shape}, not a scalar")
+    return tensor
+
+
+def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
+    """What stands for a loop variable in the body."""
+    if begin is not None:
+        return rt.placeholder(begin.dtype, begin.shape, "Identity")
+    assert isinstance(leaf, Unwritten)
+    leaf.written = None
+    return rt.placeholder(leaf.dtype, None, "Identity")
+
+
+def _begin(
+    leaf: object, begin: rt.Tensor | None, known: Sequence[rt.Tensor | None], stands: Sequence[rt.Tensor]
+) -> rt.Tensor:
+    """What a loop variable is at first: of a ``tf.TensorArray`` without rows, zeros of the shape that is written."""
+    if begin is not None:
+        return begin
+    assert isinstance(leaf, Unwritten)
+    row = leaf.written
+    if row is None or row.shape is not None and None not in row.shape:
+        return leaf.content()
+    given = [(s, t) for s, t in zip(stands, known, strict=True) if t is not None]
+    part = subgraph([row], stands, first=stands[0].op.id, what="what is written into a tf.TensorArray")
+    if part.depends_on([row], takes_shapes_only)[0] - {s for s, _ in given}:
+        raise ValueError("tf.TensorArray: what is written depends on what was written: give element_shape")
+    others = subgraph([row], [s for s, _ in given], first=stands[0].op.id, what="tf.TensorArray")
+
+    def zeros(begin: Arrays, captured: Arrays) -> jax.Array:
+        shape = jax.eval_shape(others, begin, captured)[0].shape
+        return jnp.zeros(shape, row.dtype)
+
+    (like,) = operation(lambda *arrays: [zeros(*arrays)], "row", (others,), [t for _, t in given])
+    return leaf.like(like)
+
+
+def _check_invariants(begin: Sequence[rt.Tensor | None], invariants: Nest) -> None:
+    if invariants is None:
+        return
+    shapes = jax.tree.leaves(invariants, is_leaf=lambda leaf: isinstance(leaf, TensorShape))
+    if len(shapes) != len(begin):
+        raise ValueError(f"tf.while_loop: {len(begin)} loop_vars, but {len(shapes)} shape_invariants")
+    for known, shape in zip(begin, shapes, strict=True):
+        if known is not None and not TensorShape(shape).is_compatible_with(known.shape):
+            raise ValueError(f"tf.while_loop: {known.name!r} of shape {known.shape} does not fit the invariant {shape}")
+
+
+def _check_turn(before: Sequence[rt.Tensor], after: Sequence[rt.Tensor]) -> None:
+    if len(before) != len(after):
+        raise ValueError(f"tf.while_loop: {len(before)} loop_vars, but the body gives {len(after)}")
+    for one, two in zip(before, after, strict=True):
+        if one.dtype != two.dtype:
+            raise rt.InvalidArgumentError(
+                f"tf.while_loop: the body makes {one.dtype.name} {two.dtype.name}: use tf.cast"
+            )
+        if not compatible(one, two):
+            raise _changed(one.shape, two.shape)
+
+
+def _changed(one: object, two: object) -> ValueError:
+    return rt.InvalidArgumentError(
+        f"tf.while_loop: the body makes the shape {one} {two}, and XLA needs one: write into a tf.TensorArray, or into "
+        "a tensor that is large enough"
+    )
+
+
+_Value = TypeVar("_Value")
+Slopes = list[jax.Array | None]
+"""Derivatives; None of what has none, such as a counter."""
+_MOST_TURNS = 1_000_000
+"""A loop that counts further is not counted before the step."""
+
+
+class _Loop:
+    """One while loop.
+
+    Args:
+        test: the condition, as a function of the loop variables.
+        turn: the body.
+        begin: the loop variables at first.
+        limit: ends after so many turns in any case.
+    """
+
+    def __init__(
+        self,
+        test: Subgraph,
+        turn: Subgraph,
+        begin: Sequence[rt.Tensor],
+        limit: rt.TensorLike | None,
+    ) -> None:
+        self._test, self._turn, self._begin = test, turn, begin
+        known = not isinstance(limit, rt.Tensor | rt.Variable) or known_while_tracing(rt.as_tensor(limit))
+        self._limit = static(limit) if known else None
+        self._computed_limit = None if known else limit
+        self._counters = self._find_counters()
+
+    def _find_counters(self) -> Deferred | None:
+        """The values from which the number of turns is found before the step; None where it depends on others.
+
+        They are those of the loop variables at first, and of captured tensors. ``_wanted`` says which.
+        """
+        counters, captured = self._test.depends_on(self._test.results, takes_shapes_only)
+        while True:
+            results = [r for a, r in self._turns_of() if a in counters]
+            more, beside = self._turn.depends_on(results, takes_shapes_only)
+            if more <= counters:
+                break
+            counters |= more
+        begin = dict(zip(self._turn.arguments, self._begin, strict=True))
+        wanted = {t: begin[t] for t in self._turn.arguments if t in counters}
+        wanted |= {t: t for t in (*self._test.captured, *self._turn.captured) if t in captured | beside}
+        if self._computed_limit is not None or not all(map(known_while_tracing, wanted.values())):
+            return None
+        self._wanted = tuple(wanted)
+        found = static(list(wanted.values()))
+        return found if isinstance(found, Deferred) else Deferred(found, ())
+
+    def _turns_of(self) -> list[tuple[rt.Tensor, rt.Tensor]]:
+        """Each loop variable, and what it becomes in one turn."""
+        return list(zip(self._turn.arguments, self._turn.results, strict=True))
+
+    def _count(self, sources: Arrays, begin: Arrays, of_test: Arrays, of_turn: Arrays) -> int | None:
+        """The number of turns; None when it is not known before the step."""
+        if self._counters is None:
+            return None
+        values = self._counters.value(sources)
+        with jax.ensure_compile_time_eval():
+            known = {t: jnp.asarray(v, t.dtype) for t, v in zip(self._wanted, values, strict=True)}
+            of_test = [known.get(t, a) for t, a in zip(self._test.captured, of_test, strict=True)]
+            of_turn = [known.get(t, a) for t, a in zip(self._turn.captured, of_turn, strict=True)]
+            turns = int(self._run_counters(known, begin, of_test, of_turn))
+        return turns if turns < _MOST_TURNS else None
+
+    def _run_counters(
+        self, known: Mapping[rt.Tensor, jax.Array], begin: Arrays, of_test: Arrays, of_turn: Arrays
+    ) -> jax.Array:
+        """How many turns the counters alone make; of the other loop variables, ``begin``, only the shapes are used."""
+        counters = [(a, r) for a, r in self._turns_of() if a in known]
+        names, results = [a for a, _ in counters], [r for _, r in counters]
+
+        def beside(state: Arrays) -> Arrays:
+            now = dict(zip(names, state, strict=True))
+            return [now.get(a, b) for a, b in zip(self._turn.arguments, begin, strict=True)]
+
+        def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
+            return (state[0] < _MOST_TURNS) & self._test(beside(state[1]), of_test)[0]
+
+        def turn(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+            return state[0] + 1, list(self._turn.some(results, beside(state[1]), of_turn))
+
+        first = (jnp.asarray(0, np.int32), [known[a] for a in names])
+        turns: jax.Array = jax.lax.while_loop(going, turn, first)[0]
+        return turns
+
+    def made(self, name: str, back_prop: bool) -> list[rt.Tensor]:
+        """The loop variables at the end."""
+        limit = self._limit
+        sources = [list(d.sources) if isinstance(d, Deferred) else [] for d in (self._counters, limit)]
+
+        def run(
+            begin: Arrays, known: Sequence[Arrays], computed: jax.Array | None, of_test: Arrays, of_turn: Arrays
+        ) -> object:
+            self._check_shapes(begin, of_turn)
+            turns = self._count(known[0], begin, of_test, of_turn)
+            most = limit.value(known[1]) if isinstance(limit, Deferred) else limit
+            if turns is not None:
+                return self._counting(begin, of_turn, turns if most is None else min(turns, most))
+            if most is None:
+                return self._as_often()(begin, of_test, of_turn, computed)
+            return self._at_most(int(most))(begin, of_test, of_turn)
+
+        results = operation(run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit)
+        if not back_prop:
+            rt.lowlevel.without_derivative(results[0])
+        return results
+
+    def _check_shapes(self, begin: Arrays, of_turn: Arrays) -> None:
+        after = jax.eval_shape(self._turn, begin, of_turn)
+        for one, two in zip(begin, after, strict=True):
+            if one.shape != two.shape:
+                raise _changed(one.shape, two.shape)
+
+    def _next(self, now: Arrays, of_turn: Arrays, turn: jax.Array) -> list[jax.Array]:
+        return list(self._turn(now, self._turn.with_step(of_turn, turn)))
+
+    def _counting(self, begin: Arrays, of_turn: Arrays, turns: int) -> Arrays:
+        def step(now: Arrays, turn: jax.Array) -> tuple[Arrays, None]:
+            return self._next(now, of_turn, turn), None
+
+        last, _ = jax.lax.scan(step, list(begin), jnp.arange(turns, dtype=np.int32))
+        return last
+
+    def _until(
+        self, begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | int | None
+    ) -> tuple[jax.Array, Arrays]:
+        """The number of turns, and the loop variables after them."""
+
+        def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
+            more = self._test(state[1], of_test)[0]
+            return more if most is None else more & (state[0] < most)
+
+        def step(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+            return state[0] + 1, self._next(state[1], of_turn, state[0])
+
+        found: tuple[jax.Array, Arrays] = jax.lax.while_loop(going, step, (jnp.asarray(0, np.int32), list(begin)))
+        return found
+
+    def _as_often(self) -> Callable[[Arrays, Arrays, Arrays, jax.Array | None], Arrays]:
+        """As many turns as there are; its derivative makes the state before each turn anew, from the beginning.
+
+        XLA has no stack that grows, so states cannot be kept for a number of turns that nobody knows: n turns cost
+        n * n / 2 in the derivative.
+        """
+
+        def after(turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
+            last: Arrays = jax.lax.fori_loop(0, turns, lambda i, now: self._next(now, of_turn, i), list(begin))
+            return last
+
+        def backward(saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays) -> tuple[Slopes, None, Slopes, None]:
+            turns, begin, of_turn = saved
+            moved = [i for i, x in enumerate(begin) if jnp.issubdtype(x.dtype, np.inexact)]
+            used = [i for i, x in enumerate(of_turn) if jnp.issubdtype(x.dtype, np.inexact)]
+
+            def back(i: jax.Array, found: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
+                turn = turns - 1 - i
+                now = after(turn, begin, of_turn)
+
+                def once(some: Arrays, others: Arrays) -> list[jax.Array]:
+                    following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
+                    return [following[k] for k in moved]
+
+                _, pull = jax.vjp(once, [now[k] for k in moved], [of_turn[k] for k in used])
+                of_state, of_others = pull(found[0])
+                return of_state, [a + b for a, b in zip(found[1], of_others, strict=True)]
+
+            first = ([slopes[k] for k in moved], [jnp.zeros_like(of_turn[k]) for k in used])
+            of_begin, of_used = jax.lax.fori_loop(0, turns, back, first)
+            return _with([None] * len(begin), moved, of_begin), None, _with([None] * len(of_turn), used, of_used), None
+
+        @jax.custom_vjp
+        def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None) -> Arrays:
+            return self._until(begin, of_test, of_turn, most)[1]
+
+        def forward(
+            begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None
+        ) -> tuple[Arrays, tuple[jax.Array, Arrays, Arrays]]:
+            turns, last = self._until(begin, of_test, of_turn, most)
+            return last, (turns, begin, of_turn)
+
+        loop.defvjp(forward, backward)
+        return loop
+
+    def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
+        """As many turns as there are; its derivative goes through ``most`` turns, of which the last do nothing."""
+
+        def padded(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
+            def step(state: tuple[jax.Array, Arrays], turn: jax.Array) -> tuple[tuple[jax.Array, Arrays], None]:
+                going = state[0] & self._test(state[1], of_test)[0]
+                then = jax.lax.cond(going, lambda: self._next(state[1], of_turn, turn), lambda: list(state[1]))
+                return (going, then), None
+
+            (_, last), _ = jax.lax.scan(step, (jnp.asarray(True), list(begin)), jnp.arange(most, dtype=np.int32))
+            return last
+
+        @jax.custom_vjp
+        def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
+            return self._until(begin, of_test, of_turn, most)[1]
+
+        loop.defvjp(lambda *inputs: jax.vjp(padded, *inputs), lambda backward, slopes: backward(slopes))
+        return loop
+
+
+def _with(values: Sequence[_Value], places: Sequence[int], others: Sequence[_Value]) -> list[_Value]:
+    """``values``, with others in some places."""
+    found = list(values)
+    for place, other in zip(places, others, strict=True):
+        found[place] = other
+    return found

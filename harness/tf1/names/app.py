@@ -1,0 +1,27 @@
+"""``tf.app``: runs a program's main function with its flags parsed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import app as absl_app
+
+from harness.tf1.names import flags
+from harness.tf1.names.missing import namespace as _namespace
+
+
+def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
+    """``absl.app.run``: parses the flags, calls ``main(argv)`` with what is left, and exits with what that returns.
+
+    Args:
+        main: the function; ``main`` of the program by default.
+        argv: the command line, the program's name first; ``sys.argv`` by default.
+    """
+    chosen = main or sys.modules["__main__"].main
+    # Other flags are the program's own affair, as in TensorFlow.
+    absl_app.run(chosen, argv, flags_parser=flags.parse)
+
+
+__getattr__, _ = _namespace("tf.app", {})

@@ -1,0 +1,1 @@
+"""Operations: types, shapes and how a function of arrays becomes one of tensors."""

@@ -1,0 +1,86 @@
+"""How far two computed places lie apart: ``(i + 1) * n`` and ``i * n`` are n apart, whatever i is.
+
+XLA needs the size of a slice before the step, also where its place is computed in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+import runtime as rt
+from harness.tf1.ops.lift import is_tensor
+
+_Form = Mapping[rt.Tensor | None, int]
+"""A sum: tensor -> how often it counts; None -> what is added."""
+
+
+class _NotAffineError(Exception):
+    """A place is computed by something else than sums and multiples."""
+
+
+def distance(start: rt.TensorLike, end: rt.TensorLike) -> int | None:
+    """``end - start`` where that is the same in every step, else None."""
+    apart = _plus(_form(end), _form(start), -1)
+    return None if any(count for tensor, count in apart.items() if tensor is not None) else apart.get(None, 0)
+
+
+def _plus(one: _Form, other: _Form, times: int) -> _Form:
+    return {t: one.get(t, 0) + times * other.get(t, 0) for t in (*one, *other)}
+
+
+def _form(place: rt.TensorLike) -> _Form:
+    if not is_tensor(place):
+        return {None: int(np.asarray(place))}
+    tensor = rt.as_tensor(place)
+    op, body = tensor.op, tensor.op.body
+    if hasattr(body, "value") and tensor.shape == ():
+        return {None: int(body.value)}
+    fn, ints = getattr(body, "fn", None), all(t.shape == () and t.dtype.kind in "iu" for t in (*op.inputs, *op.outputs))
+    if fn is None or hasattr(body, "variables") or not ints or not op.inputs:
+        return {tensor: 1}
+    try:
+        with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (*op.inputs, *op.outputs))):
+            jaxpr = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct((), t.dtype) for t in op.inputs))
+        return _evaluated(jaxpr, [_form(t) for t in op.inputs])[tensor.index]
+    except _NotAffineError:
+        return {tensor: 1}
+
+
+def _evaluated(jaxpr: ClosedJaxpr, arguments: Sequence[_Form]) -> list[_Form]:
+    known = dict(zip(jaxpr.jaxpr.invars, arguments, strict=True))
+    known |= {v: _literal(c) for v, c in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True)}
+
+    def of(variable: object) -> _Form:
+        return _literal(variable.val) if isinstance(variable, Literal) else known[variable]
+
+    for equation in jaxpr.jaxpr.eqns:
+        results = _applied(equation.primitive.name, [of(v) for v in equation.invars], equation.params)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [of(v) for v in jaxpr.jaxpr.outvars]
+
+
+def _literal(value: object) -> _Form:
+    array = np.asarray(value)
+    if array.shape or array.dtype.kind not in "iu":
+        raise _NotAffineError
+    return {None: int(array)}
+
+
+def _applied(primitive: str, values: Sequence[_Form], params: Mapping[str, object]) -> list[_Form]:
+    if primitive in ("convert_element_type", "copy"):
+        return [values[0]]
+    if primitive in ("add", "sub"):
+        return [_plus(values[0], values[1], 1 if primitive == "add" else -1)]
+    if primitive == "neg":
+        return [_plus({}, values[0], -1)]
+    if primitive == "mul":
+        for one, other in (values, values[::-1]):
+            if set(one) <= {None}:
+                return [_plus({}, other, one.get(None, 0))]
+    if isinstance(inner := params.get("jaxpr"), ClosedJaxpr):
+        return _evaluated(inner, values)
+    raise _NotAffineError

@@ -1,0 +1,280 @@
+"""The shapes of tensors, and making tensors: zeros, ranges, diagonals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype, to_array
+from harness.tf1.ops.lift import Array, Names, Static, Type, WrongType, constant, either, op
+from harness.tf1.ops.static import looks_at_shape_only
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+_INT = np.dtype(np.int32)
+
+
+# -- shapes --------------------------------------------------------------------------------------------------------
+
+
+@op("Shape")
+def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Array:  # noqa: A002
+    return jnp.asarray(np.asarray(jnp.shape(input), out_type))
+
+
+@OPS.add()
+def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
+    """The shape as a vector; it may be used where another function takes a shape."""
+    return looks_at_shape_only(_shape_op(as_tensor(input), out_type, name))
+
+
+@op("Size")
+def _size_op(input: Array, out_type: Type, name: str | None = None) -> Array:  # noqa: A002
+    return jnp.asarray(np.asarray(jnp.size(input), out_type))
+
+
+@OPS.add()
+def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
+    """The number of elements."""
+    return looks_at_shape_only(_size_op(as_tensor(input), out_type, name))
+
+
+@op("Rank")
+def _rank_op(input: Array, name: str | None = None) -> Array:  # noqa: A002
+    return jnp.asarray(jnp.ndim(input), np.int32)
+
+
+@OPS.add()
+def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+    """The number of dimensions."""
+    return looks_at_shape_only(_rank_op(as_tensor(input), name))
+
+
+@OPS.add()
+def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[rt.Tensor]:  # noqa: A002
+    """The shape of each of a list of tensors."""
+    return [shape(i, name, out_type) for i in input]
+
+
+def as_tensor(value: rt.TensorLike) -> rt.Tensor:
+    """``value`` as a tensor: itself, or a constant."""
+    return rt.as_tensor(constant(value))
+
+
+@OPS.op("Reshape")
+def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
+    """``jax.numpy.reshape``; -1 stands for what is left."""
+    if isinstance(shape, int):
+        raise ValueError(f"a shape is a list, as in [{shape}]")
+    try:
+        return jnp.reshape(tensor, shape)
+    except TypeError:
+        if not rt.lowlevel.sizes_are_guesses():
+            raise
+        return jnp.zeros([tensor.size if n == -1 else n for n in shape], tensor.dtype)
+
+
+@OPS.op("ExpandDims")
+def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:  # noqa: A002
+    """``jax.numpy.expand_dims``."""
+    where = either(axis=axis, dim=dim)
+    if where is None:
+        raise ValueError("give an axis")
+    return jnp.expand_dims(input, where)
+
+
+@OPS.op("Squeeze")
+def squeeze(
+    input: Array,  # noqa: A002
+    axis: Static = None,
+    name: str | None = None,
+    squeeze_dims: Static = None,
+) -> Array:
+    """``jax.numpy.squeeze``; all axes of size 1 by default."""
+    over = either(axis=axis, squeeze_dims=squeeze_dims)
+    return jnp.squeeze(input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over)
+
+
+@OPS.op("Transpose")
+def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Array:
+    """``jax.numpy.transpose``."""
+    return jnp.transpose(a, perm)
+
+
+@OPS.op("matrix_transpose")
+def matrix_transpose(a: Array, name: str | None = None) -> Array:
+    """The last two axes exchanged."""
+    return jnp.swapaxes(a, -1, -2)
+
+
+@OPS.op("BroadcastTo")
+def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:  # noqa: A002
+    """``jax.numpy.broadcast_to``."""
+    return jnp.broadcast_to(input, shape)
+
+
+# -- making --------------------------------------------------------------------------------------------------------
+
+
+def as_sizes(shape: Static) -> tuple[int, ...]:
+    """A shape, of which one number stands for one dimension."""
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+@OPS.op("zeros")
+def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
+    """``jax.numpy.zeros``."""
+    return jnp.zeros(as_sizes(shape), dtype)
+
+
+@OPS.op("ones")
+def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
+    """``jax.numpy.ones``."""
+    return jnp.ones(as_sizes(shape), dtype)
+
+
+@OPS.op("zeros_like")
+def zeros_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
+    """``jax.numpy.zeros_like``."""
+    return jnp.zeros_like(tensor, dtype)
+
+
+@OPS.op("ones_like")
+def ones_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
+    """``jax.numpy.ones_like``."""
+    return jnp.ones_like(tensor, dtype)
+
+
+@OPS.op("Fill")
+def fill(dims: Static, value: Array, name: str | None = None) -> Array:
+    """``jax.numpy.full``."""
+    if jnp.ndim(value):
+        raise ValueError(f"the value must be a scalar, not of shape {jnp.shape(value)}")
+    return jnp.full(as_sizes(dims), value)
+
+
+@OPS.op("eye")
+def eye(
+    num_rows: Static,
+    num_columns: Static = None,
+    batch_shape: Static = None,
+    dtype: Type = np.float32,
+    name: str | None = None,
+) -> Array:
+    """``jax.numpy.eye``, once for each place of ``batch_shape``."""
+    one = jnp.eye(num_rows, num_columns, dtype=dtype)
+    return jnp.broadcast_to(one, (*(batch_shape or ()), *one.shape))
+
+
+@OPS.op("LinSpace", "lin_space", "linspace")
+def linspace(start: Array, stop: Array, num: Static, name: str | None = None) -> Array:
+    """``jax.numpy.linspace``."""
+    return jnp.linspace(start, stop, num)
+
+
+@OPS.add()
+def range(
+    start: rt.TensorLike,
+    limit: rt.TensorLike | None = None,
+    delta: rt.TensorLike = 1,
+    dtype: DTypeLike | None = None,
+    name: str = "range",
+) -> rt.Tensor:  # noqa: A001
+    """``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
+    first, last = (0, start) if limit is None else (start, limit)
+    wanted = as_dtype(_widest(first, last, delta) if dtype is None else dtype).dtype
+    return _range_op(first, last, delta, wanted, name)
+
+
+def _widest(*values: rt.TensorLike) -> rt.lowlevel.DType:
+    """The last of TensorFlow's types of a range that is among those of ``values``."""
+    order = [np.dtype(t) for t in (np.int32, np.int64, np.float32, np.float64)]
+    return max((own_dtype(v) for v in values), key=order.index)
+
+
+@op("Range")
+def _range_op(start: Static, limit: Static, delta: Static, dtype: Type, name: str | None = None) -> Array:
+    if not delta or (limit - start) * delta < 0:
+        raise ValueError(f"from {start} to {limit} no steps of {delta} lead")
+    return jnp.arange(start, limit, delta, dtype)
+
+
+@OPS.op("one_hot")
+def one_hot(
+    indices: Array,
+    depth: Static,
+    on_value: Array | None = None,
+    off_value: Array | None = None,
+    axis: Static = None,
+    dtype: Type | None = None,
+    name: str | None = None,
+) -> Array:
+    """``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
+    if not jnp.issubdtype(jnp.result_type(indices), np.integer):
+        raise WrongType(f"the indices must be integers, not {jnp.result_type(indices)}")
+    hot = jax.nn.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=bool)
+    given = [own_dtype(v) for v in (on_value, off_value) if v is not None]
+    kind = dtype or (given[0] if given else np.dtype(np.float32))
+    if set(given) - {kind}:
+        raise WrongType(f"the values are {' and '.join(map(str, given))}, and wanted is {kind}")
+    on, off = (1 if on_value is None else on_value), (0 if off_value is None else off_value)
+    return jnp.where(hot, jnp.asarray(on, kind), jnp.asarray(off, kind))
+
+
+def own_dtype(value: rt.TensorLike) -> rt.lowlevel.DType:
+    """The dtype that TensorFlow gives a value: int32 and float32 for Python numbers, whatever is beside them."""
+    return np.dtype(value.dtype) if hasattr(value, "dtype") else to_array(value).dtype
+
+
+@OPS.op("Diag")
+def diag(diagonal: Array, name: str | None = None) -> Array:
+    """A tensor with ``diagonal`` on its diagonal, and twice its rank."""
+    flat = jnp.ravel(diagonal)
+    return jnp.diag(flat).reshape(jnp.shape(diagonal) * 2)
+
+
+@OPS.op("DiagPart")
+def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
+    """The diagonal that ``tf.diag`` puts."""
+    half = jnp.shape(input)[: jnp.ndim(input) // 2]
+    side = int(np.prod(half))
+    diagonal: Array = jnp.diagonal(jnp.reshape(input, (side, side)))
+    return diagonal.reshape(half)
+
+
+@OPS.op("MatrixDiag")
+def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
+    """Matrices with the last axis of ``diagonal`` on their diagonals."""
+    return jnp.expand_dims(diagonal, -1) * jnp.eye(jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal))
+
+
+@OPS.op("MatrixDiagPart")
+def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
+    """The diagonals of the matrices in the last two axes."""
+    diagonals: Array = jnp.diagonal(input, axis1=-2, axis2=-1)
+    return diagonals
+
+
+@OPS.op("MatrixBandPart")
+def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Array:  # noqa: A002
+    """The matrices with only so many diagonals below and above the main one; -1 keeps all."""
+    rows, columns = jnp.shape(input)[-2:]
+    if num_lower > rows or num_upper > columns:
+        raise ValueError(f"{num_lower} and {num_upper} are more diagonals than [{rows}, {columns}] has")
+    below = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :]
+    kept = ((num_lower < 0) | (below <= num_lower)) & ((num_upper < 0) | (-below <= num_upper))
+    return jnp.where(kept, input, jnp.zeros_like(input))
+
+
+@OPS.op("SequenceMask")
+def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None) -> Array:
+    """For each length a row of that many ones; ``maxlen`` must be given, because XLA needs the shape."""
+    if maxlen is None:
+        raise ValueError("sequence_mask needs maxlen: its shape must be known before the step runs")
+    return (jnp.arange(maxlen) < jnp.expand_dims(jnp.asarray(lengths), -1)).astype(dtype)

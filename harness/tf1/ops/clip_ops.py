@@ -1,0 +1,72 @@
+"""Limits for values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.ops.lift import Array, Arrays, Names, Static, is_tensor, op
+from harness.tf1.ops.math_ops import as_axes, maximum, minimum
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+
+@OPS.op("clip_by_value", takes="int float")
+def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Array:
+    """``t`` within limits; its derivative is 1 at the limits too."""
+    return maximum(minimum(t, clip_value_max), clip_value_min)
+
+
+@OPS.op("clip_by_norm")
+def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Array:
+    """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
+    squares = jnp.sum(jnp.square(t), as_axes(axes), keepdims=True)
+    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), squares)  # no NaN in its derivative
+    return t * clip_norm / maximum(norm, clip_norm)
+
+
+@OPS.op("clip_by_average_norm")
+def clip_by_average_norm(t: Array, clip_norm: Array, name: str | None = None) -> Array:
+    """``t``, scaled down where its norm divided by its number of elements is above ``clip_norm``."""
+    norm = jnp.sqrt(jnp.sum(jnp.square(t))) / jnp.size(t)
+    return t * (clip_norm / jnp.maximum(norm, clip_norm))
+
+
+@op("global_norm")
+def _global_norm(t_list: Arrays, name: str | None = None) -> Array:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(t)) for t in t_list))
+
+
+@OPS.add()
+def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> rt.Tensor:
+    """The Euclidean norm of all elements of all tensors; None among them is left out."""
+    return _global_norm([t for t in t_list if t is not None], name)
+
+
+@op("clip_by_global_norm")
+def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = None) -> tuple[Array, ...]:
+    scale = jnp.where(jnp.isfinite(norm), clip_norm / maximum(norm, clip_norm), np.nan)
+    return tuple((t * scale).astype(jnp.result_type(t)) for t in t_list)
+
+
+@OPS.add()
+def clip_by_global_norm(
+    t_list: Sequence[rt.TensorLike],
+    clip_norm: rt.TensorLike,
+    use_norm: rt.TensorLike | None = None,
+    name: str | None = None,
+) -> tuple[list[Any], Any]:
+    """All tensors scaled by one factor so that their common norm is at most ``clip_norm``, and the norm before.
+
+    All become NaN where the norm is not finite.
+    """
+    if is_tensor(t_list):
+        raise TypeError("clip_by_global_norm: t_list must be a list of tensors")
+    norm = global_norm(t_list, name) if use_norm is None else use_norm
+    clipped = iter(_clip_all([t for t in t_list if t is not None], clip_norm, norm, name))
+    return [None if t is None else next(clipped) for t in t_list], norm

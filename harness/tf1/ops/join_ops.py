@@ -1,0 +1,388 @@
+"""Joining and cutting tensors, in TensorFlow 1.0's argument orders and, where they differ, 0.8's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.ops.array_ops import as_tensor
+from harness.tf1.ops.dtypes import to_array
+from harness.tf1.ops.indices import axis_size, check_known, inside, literal
+from harness.tf1.ops.lift import ANY, Array, Arrays, Names, Static, WrongType, either, is_tensor, op, operand
+from harness.tf1.ops.python_ops import host_op
+from harness.tf1.ops.shapes import ShapeLike
+from harness.tf1.ops.static import Deferred, static, static_number
+from harness.tf1.ops.value_ops import convert_to_tensor
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+
+@op("concat", takes=ANY)
+def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
+    return jnp.concatenate([jnp.asarray(v) for v in values], axis)
+
+
+@OPS.add()
+def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> rt.Tensor:
+    """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
+    if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
+        values, axis = axis, values
+    return _concat_op(values if isinstance(values, list | tuple) else [values], axis, name)
+
+
+@OPS.add()
+def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> rt.Tensor:
+    """The same as ``concat``."""
+    return concat(values, axis, name)
+
+
+@OPS.op("stack", "stack", "pack", takes=ANY)
+def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
+    """``jax.numpy.stack``."""
+    if not values:
+        return jnp.zeros((0,))
+    return jnp.stack([jnp.asarray(v) for v in values], axis)
+
+
+@OPS.add()
+def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Tensor:
+    """The same as ``stack``."""
+    return stack(values, 0, name)
+
+
+@op("unstack")
+def _unstack_op(value: Array, axis: Static, count: Static, name: str | None = None) -> tuple[Array, ...]:
+    return tuple(jnp.moveaxis(value, axis, 0)[i] for i in _count(count))
+
+
+def _count(number: int) -> list[int]:
+    numbers: list[int] = np.arange(number).tolist()
+    return numbers
+
+
+@OPS.add("unstack", "unpack")
+def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[rt.Tensor]:
+    """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
+    tensor = as_tensor(value)
+    size = None
+    if tensor.shape is not None:
+        rank = len(tensor.shape)
+        if not -rank <= axis < rank:
+            raise ValueError(f"unstack: axis {axis} of {tensor.name!r}, which has {rank} axes")
+        size = tensor.shape[axis]
+    if None not in (num, size) and num != size:
+        raise ValueError(f"unstack: num is {num}, but the size of axis {axis} of {tensor.name!r} is {size}")
+    num = size if num is None else num
+    if num is None:
+        raise ValueError(f"unstack: the size of axis {axis} of {tensor.name!r} is not known before the step: give num")
+    return list(_unstack_op(tensor, axis, num, name))
+
+
+@op("split")
+def _split_op(
+    value: Array, at: int | list[int], axis: Static, total: int | None, name: str | None = None
+) -> tuple[Array, ...]:
+    found = jnp.shape(value)[axis]
+    if total is not None and found != total:
+        raise ValueError(f"split: the sizes add up to {total}, axis {axis} has {found}")
+    return tuple(jnp.split(value, at, axis))
+
+
+@OPS.add()
+def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
+    """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
+
+    Sizes must add up to the size of the axis.
+
+    Args:
+        *args: as above.
+        **kwargs: as above; ``num`` is accepted and not needed.
+
+    Returns:
+        A list of tensors: that many of one size, or of the sizes given.
+    """
+    old = "split_dim" in kwargs or "num_split" in kwargs or (len(args) > 2 and _whole(args[0]) and not _whole(args[2]))
+    order = (
+        ("split_dim", "num_split", "value", "name") if old else ("value", "num_or_size_splits", "axis", "num", "name")
+    )
+    given = dict(zip(order, args, strict=False)) | kwargs
+    unknown = set(given) - set(order)
+    if unknown or len(args) > len(order):
+        raise TypeError(f"split: takes {', '.join(order)}, not {', '.join(sorted(unknown)) or len(args)}")
+    axis = static_number(given.get("split_dim" if old else "axis", 0), "split: the axis")
+    parts = static_number(given["num_split" if old else "num_or_size_splits"], "split: the number of parts")
+    value, total = given["value"], None
+    at: int | list[int] = parts
+    if isinstance(parts, list):
+        value = as_tensor(value)
+        sizes = _sizes(parts, value, axis)
+        at, total = np.cumsum(sizes)[:-1].tolist(), sum(sizes)
+        value = _of_size(value, axis, total)
+    return list(_split_op(value, at, axis, total, given.get("name")))
+
+
+@OPS.add()
+def split_v(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
+    """The same as ``split``."""
+    return split(*args, **kwargs)
+
+
+def _whole(value: rt.TensorLike) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
+    total = None if value.shape is None else value.shape[axis]
+    if -1 in parts:
+        if total is None:
+            raise ValueError(
+                f"split: the size of axis {axis} of {value.name!r} is not known, so -1 cannot be worked out"
+            )
+        parts = [total - sum(parts) - 1 if p == -1 else p for p in parts]
+    if min(parts) < 0 or total is not None and sum(parts) != total:
+        raise ValueError(f"split: the sizes {parts} do not add up to {total}, the size of axis {axis}")
+    return parts
+
+
+def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
+    """``value`` with a static size in the place of an unknown one: the step is traced with what is fed."""
+    if value.shape is None or value.shape[axis] is not None:
+        return value
+    shape = list(value.shape)
+    shape[axis] = size
+    same: rt.Tensor = rt.identity(value)
+    same.shape = tuple(shape)
+    return same
+
+
+@OPS.op("Tile")
+def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
+    """``jax.numpy.tile``."""
+    if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
+        raise ValueError(f"{multiples} is not one number, 0 or more, for each axis of {jnp.shape(input)}")
+    return jnp.tile(input, multiples)
+
+
+@OPS.op("Pad")
+def pad(
+    tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: rt.TensorLike = 0
+) -> Array:  # noqa: E501
+    """``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
+    how = mode.lower()
+    shape = jnp.shape(tensor)
+    if len(paddings) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in paddings):
+        raise ValueError(f"{paddings} is not a pair, 0 or more, for each axis of {shape}")
+    room = [size - (how == "reflect") for size in shape]
+    if how != "constant" and any(max(p) > most for p, most in zip(paddings, room, strict=True)):
+        raise ValueError(f"{paddings} is more than a mirror of {shape} gives")
+    extra = {"constant_values": constant_values} if how == "constant" else {}
+    return jnp.pad(tensor, paddings, how, **extra)
+
+
+@OPS.op("ReverseV2", "reverse", "reverse_v2")
+def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
+    """``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
+    if not isinstance(axis, list):
+        raise ValueError(f"axes are a list, as in [{axis}]")
+    flags = bool(axis) and all(isinstance(a, bool) for a in axis)
+    over = [i for i, flag in enumerate(axis) if flag] if flags else axis
+    return jnp.flip(tensor, tuple(over))
+
+
+@OPS.add()
+def reverse_sequence(
+    input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    seq_lengths: rt.TensorLike,
+    seq_axis: int | None = None,
+    batch_axis: int | None = None,
+    name: str | None = None,
+    seq_dim: int | None = None,
+    batch_dim: int | None = None,
+) -> rt.Tensor:
+    """The first ``seq_lengths[i]`` elements of row ``i`` from their end on; the rest stays.
+
+    Raises:
+        ValueError: no axis of the elements.
+    """
+    along, rows = either(seq_axis=seq_axis, seq_dim=seq_dim), either(batch_axis=batch_axis, batch_dim=batch_dim)
+    if along is None:
+        raise ValueError("reverse_sequence: give seq_axis")
+    return _reverse_sequence(input, seq_lengths, along, rows or 0, name)
+
+
+@op("ReverseSequence")
+def _reverse_sequence(input: Array, lengths: Array, along: object, rows: object, name: str | None = None) -> Array:  # noqa: A002
+    shape = jnp.shape(input)
+    if not isinstance(along, int) or not isinstance(rows, int) or along == rows:
+        raise ValueError(f"{along} and {rows} are not two axes")
+    if jnp.shape(lengths) != shape[rows : rows + 1]:
+        raise ValueError(f"{jnp.shape(lengths)} is not one length for each of the {shape[rows]} rows")
+    place = jax.lax.broadcasted_iota(jnp.result_type(lengths), shape, along)
+    length = jnp.expand_dims(jnp.asarray(lengths), [i for i in range(len(shape)) if i != rows])
+    return jnp.take_along_axis(input, jnp.where(place < length, length - 1 - place, place), along)
+
+
+@op("Gather")
+def _gather_op(params: Array, indices: Array, axis: Static, name: str | None = None) -> Array:
+    return jnp.take(params, inside(indices, jnp.shape(params)[axis]), axis=axis, mode="fill")
+
+
+@OPS.add()
+def gather(
+    params: rt.TensorLike,
+    indices: rt.TensorLike,
+    validate_indices: bool | None = None,
+    name: str | None = None,
+    axis: rt.TensorLike = 0,
+) -> rt.Tensor:
+    """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
+
+    Strings are picked on the client's host, where such an index is an error.
+
+    Raises:
+        InvalidArgumentError: a literal index lies outside.
+    """
+    _whole_numbers(indices, "gather")
+    values = operand(params)
+    check_known(indices, axis_size(values, axis, "gather"), "gather")
+    if is_tensor(values) and values.dtype == object:
+        return _gather_strings(convert_to_tensor(values), convert_to_tensor(indices), int(static(axis)), name)
+    return _gather_op(params, indices, axis, name)
+
+
+def _gather_strings(params: rt.Tensor, indices: rt.Tensor, axis: int, name: str | None) -> rt.Tensor:
+    def pick(texts: Any, places: Any) -> Any:
+        if ((places < 0) | (places >= texts.shape[axis])).any():
+            raise rt.InvalidArgumentError(f"gather: an index of {places.tolist()} is not in [0, {texts.shape[axis]})")
+        return np.asarray(np.take(texts, places, axis), object)
+
+    shape = None
+    if params.shape is not None and indices.shape is not None:
+        at = axis % len(params.shape)
+        shape = (*params.shape[:at], *indices.shape, *params.shape[at + 1 :])
+    return host_op(pick, [params, indices], shape, object, name, "Gather")
+
+
+@op("GatherNd")
+def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Array:
+    params, places = jnp.asarray(params), _places(indices, jnp.shape(params))
+    if not places:
+        return jnp.broadcast_to(params, (*jnp.shape(indices)[:-1], *params.shape))
+    return params.at[places].get(mode="fill")
+
+
+@OPS.add()
+def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """The slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
+
+    Raises:
+        InvalidArgumentError: a literal index lies outside.
+    """
+    _whole_numbers(indices, "gather_nd")
+    _check_places(indices, operand(params).shape, "gather_nd")
+    return _gather_nd_op(params, indices, name)
+
+
+@op("ScatterNd")
+def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | None = None) -> Array:
+    places = _places(indices, tuple(shape))
+    rows = (*jnp.shape(indices)[:-1], *shape[len(places) :])
+    if jnp.shape(updates) != rows:
+        raise ValueError(f"these indices go with updates of shape {rows}, not {jnp.shape(updates)}")
+    return jnp.zeros(shape, jnp.result_type(updates)).at[places].add(updates, mode="drop")
+
+
+@OPS.add()
+def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:
+    """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
+
+    Raises:
+        InvalidArgumentError: a literal index lies outside.
+    """
+    known = static(shape)
+    _whole_numbers(indices, "scatter_nd")
+    _check_places(indices, None if isinstance(known, Deferred) else known, "scatter_nd")
+    return _scatter_nd_op(indices, updates, shape, name)
+
+
+def _places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
+    """One array of places for each axis that the last axis of ``indices`` has a number for."""
+    columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
+    if len(columns) > len(shape):
+        raise ValueError(f"{len(columns)} numbers point to no place in the shape {tuple(shape)}")
+    return tuple(inside(column, size) for column, size in zip(columns, shape, strict=False))
+
+
+def _whole_numbers(indices: rt.TensorLike, what: str) -> None:
+    dtype = indices.dtype if is_tensor(indices) else to_array(indices).dtype if not isinstance(indices, list) else None
+    if dtype is not None and dtype.name not in ("int16", "int32", "int64"):
+        raise TypeError(f"{what}: the indices are {dtype.name}, and they must be int32 or int64: use tf.cast")
+
+
+def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, what: str) -> None:
+    known = literal(indices)
+    if known is not None and shape is not None and known.ndim:
+        for column, size in zip(np.moveaxis(known, -1, 0), shape, strict=False):
+            check_known(column, size, what)
+
+
+@OPS.op("Select", "select", "where")
+def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Array:
+    """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y it has no static shape: refused."""
+    if x is None or y is None:
+        raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
+    mask = jnp.asarray(condition)
+    if mask.dtype != np.bool_:
+        raise WrongType(f"the condition must be bool, not {mask.dtype}")
+    if (
+        jnp.shape(x) != jnp.shape(y)
+        or mask.ndim
+        and mask.shape != jnp.shape(x)[: mask.ndim if mask.ndim == 1 else None]
+    ):
+        raise ValueError(f"these shapes do not go together: {mask.shape}, {jnp.shape(x)}, {jnp.shape(y)}")
+    if jnp.result_type(x) != jnp.result_type(y):
+        raise WrongType(f"x is {jnp.result_type(x)}, and y is {jnp.result_type(y)}")
+    mask = mask.reshape(mask.shape + (1,) * (jnp.ndim(x) - mask.ndim)) if mask.ndim == 1 else mask
+    return jnp.where(mask, x, y)
+
+
+@op("TopKV2")
+def top_k_op(input: Array, k: Static, name: str | None = None) -> tuple[Array, ...]:  # noqa: A002
+    """The ``k`` largest along the last axis: (values, indices)."""
+    return tuple(jax.lax.top_k(input, k))
+
+
+@op("InvertPermutation")
+def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
+    return jnp.argsort(x).astype(jnp.result_type(x))
+
+
+@OPS.add()
+def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """``jax.numpy.argsort`` of a permutation; of what else the step computes, it is just that.
+
+    Raises:
+        InvalidArgumentError: a literal is no permutation.
+    """
+    _whole_numbers(x, "invert_permutation")
+    known = literal(x)
+    if known is not None and sorted(known.tolist()) != _count(known.size):
+        raise rt.InvalidArgumentError(f"invert_permutation: {known.tolist()} is no permutation")
+    return _invert_permutation_op(x, name)
+
+
+@OPS.add()
+def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[rt.Tensor]:
+    """``jax.numpy.meshgrid``."""
+    return list(_meshgrid_op(list(args), indexing, name))
+
+
+@op("meshgrid")
+def _meshgrid_op(vectors: Arrays, indexing: str, name: str | None = None) -> tuple[Array, ...]:
+    return tuple(jnp.meshgrid(*vectors, indexing=indexing))

@@ -1,0 +1,356 @@
+"""Makes graph functions with TensorFlow's argument names, orders and defaults out of JAX functions of arrays.
+
+The annotation of a parameter says what it takes: ``Array`` a tensor or anything that becomes one, ``Arrays`` a list of
+these, ``Static`` a value that XLA needs before the step runs (shape, axis), ``Type`` a data type; ``Array | float``
+counts as ``Array``. Others are passed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype, to_array
+from harness.tf1.ops.shapes import ShapeLike
+from harness.tf1.ops.static import Deferred, fill_deferred, known_on_host, static
+
+Array = jax.Array
+Arrays = Sequence[jax.Array]
+Static = Any
+Type = DTypeLike
+
+Function = Callable[..., Any]
+_Defined = TypeVar("_Defined", bound=Callable[..., Any])
+
+
+def is_tensor(value: object) -> TypeGuard[rt.Tensor | rt.Variable]:
+    """True for tensors and for variables, which stand for their value."""
+    return isinstance(value, rt.Tensor | rt.Variable)
+
+
+def constant(
+    value: rt.TensorLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    name: str = "Const",
+    verify_shape: bool = False,
+) -> Any:
+    """A literal. A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
+
+    Args:
+        value: anything numpy makes an array of.
+        dtype: wanted dtype.
+        shape: shape to give it; a value with too few elements is filled up with its last one, as in TensorFlow.
+        name: operation name.
+        verify_shape: insist that the value has ``shape``.
+
+    Raises:
+        ValueError: the value has more elements than ``shape``.
+        TypeError: it has not that shape, and ``verify_shape`` is set.
+    """
+    if is_tensor(value):
+        return value
+    array = to_array(value, dtype, name)
+    if shape is not None:
+        wanted = tuple(static(shape)) if not isinstance(shape, int) else (shape,)
+        if verify_shape and array.shape != wanted:
+            raise TypeError(f"{name}: the value has shape {array.shape}, not {wanted}")
+        array = _filled(array, wanted, name)
+    return rt.constant(array, None if array.dtype.kind in "SUO" else array.dtype, name=name)
+
+
+def _filled(array: rt.lowlevel.Array, shape: tuple[int, ...], name: str) -> rt.lowlevel.Array:
+    size = int(np.prod(shape))
+    if array.size > size or not array.size and size:
+        raise ValueError(f"{name}: {array.size} elements do not fit the shape {shape}")
+    flat = np.concatenate([array.ravel(), np.repeat(array.ravel()[-1:], size - array.size)])
+    return flat.reshape(shape)
+
+
+def operand(value: Any) -> Any:
+    """What an ``Array`` parameter passes on: a tensor, a Python number, or an array small enough to be a literal."""
+    if value is None or is_tensor(value) or isinstance(value, bool | int | float | complex):
+        return value
+    if holds_tensors(value):
+        return rt.call(_stack, [operand(v) for v in value], name="packed")
+    array = to_array(value)
+    if array.dtype.kind in "SUO" or array.dtype.itemsize == 8 and array.dtype.kind in "iuf":
+        return constant(array)  # as a tensor it keeps its width
+    return array
+
+
+def either(**given: Static) -> Static:
+    """The one of two names of an argument that was given, None for neither. Raises ValueError for both."""
+    found = [value for value in given.values() if value is not None]
+    if len(found) > 1:
+        raise ValueError(f"give {' or '.join(given)}, not both")
+    return found[0] if found else None
+
+
+def _flat(value: Iterable[Any]) -> list[Any]:
+    return [leaf for item in value for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]
+
+
+def _stack(items: Any) -> Any:
+    return jnp.stack([jnp.asarray(i) for i in items])
+
+
+class Lift(Protocol):
+    """Makes of a function of arrays one of tensors: as many as it gave arrays."""
+
+    @overload
+    def __call__(self, fn: Callable[..., jax.Array]) -> Callable[..., rt.Tensor]: ...
+
+    @overload
+    def __call__(self, fn: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., tuple[rt.Tensor, ...]]: ...
+
+
+def op(kind: str, takes: str = "") -> Lift:
+    """Lifts a JAX function.
+
+    Args:
+        kind: TensorFlow's type of the operation, and its name when the caller gives none.
+        takes: see ``make``.
+    """
+
+    def decorate(fn: Function) -> Function:
+        return make(kind, fn, inspect.signature(fn), takes=takes)
+
+    return decorate
+
+
+class Names(dict[str, Any]):
+    """What a module defines, by TensorFlow's names."""
+
+    def op(self, kind: str, *names: str, takes: str = "") -> Lift:
+        """Lifts a JAX function as ``op`` does, and adds it under ``names``; under its own if none is given."""
+
+        def decorate(fn: Function) -> Function:
+            fn.__name__ = fn.__qualname__ = names[0] if names else fn.__name__
+            return self.add(*(names or (fn.__name__,)))(op(kind, takes)(fn))
+
+        return decorate
+
+    def add(self, *names: str) -> Callable[[_Defined], _Defined]:
+        """Adds a function or a class as it is under ``names``; under its own if none is given."""
+
+        def decorate(defined: _Defined) -> _Defined:
+            self.update(dict.fromkeys(names or (defined.__name__,), defined))
+            return defined
+
+        return decorate
+
+
+def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, takes: str = "") -> Function:
+    """Lifts ``fn``, called by keyword with the parameters of ``signature`` except ``name``.
+
+    Args:
+        kind: TensorFlow's type of the operation.
+        fn: the function of arrays.
+        signature: its arguments, whose annotations say what they take.
+        doc: its docstring, if not that of ``fn``.
+        takes: kinds of dtypes, as in ``"int float"``: all ``Array`` arguments have one dtype of these, literals that of
+            the tensor beside them, and what has another is a ``TypeError``, as in TensorFlow. "" for any mixture.
+    """
+    kinds = {p.name: str(p.annotation).partition(" |")[0] for p in signature.parameters.values()}
+    shown = fn.__name__
+
+    @functools.wraps(fn)
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{shown}: {error}") from None
+        bound.apply_defaults()
+        label = bound.arguments.pop("name", None) or kind
+        tensors: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        arguments = bound.arguments
+        if takes:
+            arguments = arguments | _of_one_dtype(shown, arguments, kinds, takes)
+        with rt.Graph.of(*_flat(arguments.values())).as_default():
+            for parameter, value in arguments.items():
+                convert = _CONVERT.get(kinds[parameter])
+                if convert is not None:
+                    tensors[parameter] = convert(value)
+                else:
+                    others[parameter] = _other(kinds[parameter], value)
+            return run(kind, fn, tensors, others, label)
+
+    lifted.__signature__ = signature  # type: ignore[attr-defined]
+    lifted.__doc__ = doc or fn.__doc__
+    return lifted
+
+
+_CONVERT: Mapping[str, Function] = {"Array": operand, "Arrays": lambda values: [operand(v) for v in values]}
+
+
+def _other(kind: str, value: object) -> Any:
+    if kind == "Static":
+        return static(value)
+    if kind == "Type" and value is not None:
+        return as_dtype(value).dtype
+    return value
+
+
+class WrongType(TypeError):
+    """What a lifted function raises for a dtype that it does not take; any other error of it is a ValueError."""
+
+
+FLAT = frozenset({"Ceil", "Floor", "Rint", "Round", "floordiv", "ones_like", "zeros_like"})
+"""Operations whose derivative is zero everywhere: ``tf.gradients`` gives None through them."""
+
+
+def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str) -> Any:
+    """Adds the operation ``fn(**tensors, **others)``, called ``label``."""
+    sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
+    if any(v.found_on_host for v in others.values() if isinstance(v, Deferred)):
+        return _run_on_host(kind, fn, tensors, others, label)
+    types = [v for v in others.values() if isinstance(v, np.dtype)]  # shown to rt.call: they ask for 64-bit mode
+
+    def body(arrays: Mapping[str, Any], shapes: Mapping[str, Any], *_: Any) -> Any:
+        return fn(**arrays, **fill_deferred(others, shapes))
+
+    body.__name__ = kind
+    try:
+        made = rt.call(body, dict(tensors), sources, *types, name=label)
+        return rt.lowlevel.without_derivative(made) if kind in FLAT else made
+    except rt.InvalidArgumentError as error:
+        if isinstance(error.__cause__, WrongType):
+            raise TypeError(error.message) from None
+        raise
+
+
+def _run_on_host(
+    kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str
+) -> rt.Tensor:
+    """``run`` on the client's host, where sizes are values that are known there: of a picture in a file, say."""
+    sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
+    leaves, structure = jax.tree.flatten((dict(tensors), sources))
+    places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
+
+    def body(_: object, arrays: Sequence[rt.lowlevel.Array]) -> list[object]:
+        filled = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            filled[place] = array
+        with jax.enable_x64(True):
+            values, known = jax.tree.unflatten(structure, filled)
+            return [np.asarray(fn(**values, **fill_deferred(others, known))).astype(dtype, copy=False)]
+
+    typed = [leaf.dtype for leaf in jax.tree.leaves(tensors) if is_tensor(leaf)]
+    wanted = [v for v in others.values() if isinstance(v, np.dtype)]
+    first = next(iter(jax.tree.leaves(tensors)), np.float32(0))
+    dtype = (wanted or typed or [to_array(first).dtype])[0]
+    listed = others.get("shape", others.get("dims"))
+    sizes = listed.structure if isinstance(listed, Deferred) and isinstance(listed.structure, list) else None
+    shape = None if sizes is None else tuple(n if isinstance(n, int) and n >= 0 else None for n in sizes)
+    op = rt.lowlevel.python_call(body, [leaves[i] for i in places], [(shape, dtype)], name=label, type=kind)
+    known_on_host(op)
+    return op.outputs[0]
+
+
+def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str) -> Function:
+    """Lifts a JAX function of positional arrays: ``parameters`` are their names, and ``name`` is added as the last."""
+    names = parameters.split()
+    empty = inspect.Parameter.empty
+    signature = inspect.Signature(
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Array") for n in names]
+        + [inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=empty)]
+    )
+
+    def body(**arrays: Any) -> Any:
+        return fn(*arrays.values())
+
+    body.__name__ = body.__qualname__ = shown
+    ours = fn.__module__.startswith("harness")
+    return make(kind, body, signature, fn.__doc__ if ours else f"``{origin(fn)}``.", takes)
+
+
+def origin(fn: Function) -> str:
+    """Where a reader finds ``fn``: ``jax.numpy.exp``."""
+    module = str(fn.__module__)
+    for public in ("jax.numpy", "jax.nn", "jax.lax", "jax.scipy.special"):
+        if getattr(importlib.import_module(public), fn.__name__, None) is fn:
+            module = public
+            break
+    return f"{module}.{fn.__name__}"
+
+
+ANY = "any"
+"""Of ``takes``: one dtype, whichever it is."""
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex", "O": "string"}
+
+
+def _kind_of(dtype: rt.lowlevel.DType) -> str:
+    """What ``takes`` calls ``dtype``; numpy knows nothing of bfloat16."""
+    return "float" if jnp.issubdtype(dtype, np.floating) else _KINDS.get(dtype.kind, dtype.name)
+
+
+def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, str], takes: str) -> dict[str, object]:
+    """The tensors among ``arguments``, with literals as wide as the first one: ``x / np.float64(2)`` is as wide as x.
+
+    Raises:
+        TypeError: two dtypes, or one that ``shown`` does not take.
+    """
+    alone = {k: v for k, v in arguments.items() if kinds[k] == "Array" and v is not None}
+    lists = {k: list(v) for k, v in arguments.items() if kinds[k] == "Arrays"}
+    each = [(k, v) for k, v in alone.items()] + [(k, v) for k, values in lists.items() for v in values]
+    lead = next((v.dtype for _, v in each if is_tensor(v)), None)
+    first = lead
+    for parameter, value in each:
+        dtype = _dtype_of(value if lead is None else _become(value, lead), lead)
+        if dtype is None:
+            continue  # a list of tensors: told when it is stacked
+        if takes != ANY and _kind_of(dtype) not in takes.split():
+            raise TypeError(f"{shown}: {parameter} is {as_dtype(dtype).name}, and it takes {takes}: use tf.cast")
+        first = dtype if first is None else first
+        if dtype != first:
+            beside = as_dtype(first).name
+            raise TypeError(f"{shown}: {parameter} is {as_dtype(dtype).name}, and beside it is {beside}: use tf.cast")
+    if lead is None:
+        return {}
+    alike: dict[str, object] = {k: _become(v, lead) for k, v in alone.items()}
+    return alike | {k: [_become(v, lead) for v in values] for k, values in lists.items()}
+
+
+def _dtype_of(value: rt.TensorLike, lead: rt.lowlevel.DType | None) -> rt.lowlevel.DType | None:
+    """The dtype of an argument; a Python number takes that of the tensor beside it, where that can hold it."""
+    if is_tensor(value):
+        return value.dtype
+    if holds_tensors(value):
+        return None
+    own = to_array(value).dtype
+    if lead is None or not isinstance(value, bool | int | float | complex):
+        return own
+    order = ["bool", "int", "float", "complex"]
+    mine, beside = _kind_of(own), _kind_of(lead)
+    fits = (
+        mine in order
+        and beside in order
+        and order.index(mine) <= order.index(beside)
+        and (mine == "bool") == (beside == "bool")
+    )
+    return lead if fits else own
+
+
+def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
+    if not isinstance(value, list | tuple | np.ndarray | np.generic) or holds_tensors(value) or dtype.hasobject:
+        return value
+    array = to_array(value)
+    floating = jnp.issubdtype(dtype, np.floating)
+    fits = array.dtype.kind in "iu" and (floating or dtype.kind in "iu") or array.dtype.kind == "f" and floating
+    return np.asarray(value).astype(dtype) if fits else value
+
+
+def holds_tensors(value: object) -> bool:
+    """Whether it is a list, nested or not, with a tensor in it."""
+    return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))

@@ -1,0 +1,552 @@
+"""Arithmetic: element-wise functions, comparisons, reductions and matrix products, by TensorFlow's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as special
+import numpy as np
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.indices import check_known, inside, literal
+from harness.tf1.ops.lift import Array, Arrays, Function, Names, Static, Type, either, from_table, op, operand
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+
+def _div(x: Array, y: Array) -> Array:
+    """Division by Python 2's rules: integers stay integers, rounded down."""
+    both_whole = all(jnp.issubdtype(jnp.result_type(v), np.integer) for v in (x, y))
+    return jnp.floor_divide(x, y) if both_whole else jnp.true_divide(x, y)
+
+
+def _floordiv(x: Array, y: Array) -> Array:
+    """The quotient rounded down; of an infinite number it is infinite."""
+    whole = jnp.issubdtype(jnp.result_type(x, y), np.integer)
+    return jnp.floor_divide(x, y) if whole else jnp.floor(jnp.true_divide(x, y))
+
+
+def _truncatediv(x: Array, y: Array) -> Array:
+    """Division rounded towards zero."""
+    kind = jnp.result_type(x, y)
+    if jnp.issubdtype(kind, np.integer):
+        return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(x, kind), jnp.asarray(y, kind)))
+    return jnp.trunc(jnp.true_divide(x, y)).astype(kind)
+
+
+def _abs(x: Array) -> Array:
+    """The absolute value; its derivative at 0 is 0."""
+    return jnp.where(jnp.equal(x, 0), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
+
+
+def _is_nan(x: Array) -> Array | bool:
+    return jnp.isnan(x) if jnp.issubdtype(jnp.result_type(x), np.inexact) else False
+
+
+def maximum(x: Array, y: Array) -> Array:
+    """The larger one; of two equal ones ``x``, which gets the whole derivative."""
+    return jnp.where(jnp.greater_equal(x, y) | _is_nan(x), x, y)
+
+
+def minimum(x: Array, y: Array) -> Array:
+    """The smaller one; of two equal ones ``x``, which gets the whole derivative."""
+    return jnp.where(jnp.less_equal(x, y) | _is_nan(x), x, y)
+
+
+def _squared_difference(x: Array, y: Array) -> Array:
+    """(x - y) squared; of complex numbers their distance squared."""
+    apart = jnp.subtract(x, y)
+    return apart * jnp.conj(apart)
+
+
+def _scaled(scalar: Array, x: Array) -> Array:
+    """``jax.numpy.multiply`` by a scalar."""
+    if jnp.ndim(scalar):
+        raise ValueError(f"only a scalar multiplies here, not one of shape {jnp.shape(scalar)}")
+    return jnp.multiply(scalar, x)
+
+
+_NUMBER = "int float complex"
+_ANY = f"{_NUMBER} bool"
+
+_UNARY: dict[str, tuple[str, Function, str]] = {
+    "abs": ("Abs", _abs, _NUMBER),
+    "acos": ("Acos", jnp.arccos, "float complex"),
+    "asin": ("Asin", jnp.arcsin, "float complex"),
+    "atan": ("Atan", jnp.arctan, "float complex"),
+    "ceil": ("Ceil", jnp.ceil, "float"),
+    "conj": ("Conj", jnp.conj, _NUMBER),
+    "cos": ("Cos", jnp.cos, "float complex"),
+    "cosh": ("Cosh", jnp.cosh, "float complex"),
+    "digamma": ("Digamma", special.digamma, "float"),
+    "erf": ("Erf", special.erf, "float"),
+    "erfc": ("Erfc", special.erfc, "float"),
+    "exp": ("Exp", jnp.exp, "float complex"),
+    "expm1": ("Expm1", jnp.expm1, "float complex"),
+    "floor": ("Floor", jnp.floor, "float"),
+    "is_finite": ("IsFinite", jnp.isfinite, "float"),
+    "is_inf": ("IsInf", jnp.isinf, "float"),
+    "is_nan": ("IsNan", jnp.isnan, "float"),
+    "lgamma": ("Lgamma", special.gammaln, "float"),
+    "log": ("Log", jnp.log, "float complex"),
+    "log1p": ("Log1p", jnp.log1p, "float complex"),
+    "logical_not": ("LogicalNot", jnp.logical_not, "bool"),
+    "negative": ("Neg", jnp.negative, _NUMBER),
+    "reciprocal": ("Reciprocal", jnp.reciprocal, "float complex"),
+    "rint": ("Rint", jnp.rint, "float"),
+    "round": ("Round", jnp.round, "int float"),
+    "rsqrt": ("Rsqrt", jax.lax.rsqrt, "float complex"),
+    "sigmoid": ("Sigmoid", jax.nn.sigmoid, "float complex"),
+    "sign": ("Sign", jnp.sign, _NUMBER),
+    "sin": ("Sin", jnp.sin, "float complex"),
+    "sinh": ("Sinh", jnp.sinh, "float complex"),
+    "sqrt": ("Sqrt", jnp.sqrt, "float complex"),
+    "square": ("Square", jnp.square, _NUMBER),
+    "tan": ("Tan", jnp.tan, "float complex"),
+    "tanh": ("Tanh", jnp.tanh, "float complex"),
+}
+_BINARY: dict[str, tuple[str, Function, str]] = {
+    "add": ("Add", jnp.add, _NUMBER),
+    "atan2": ("Atan2", jnp.arctan2, "float"),
+    "div": ("div", _div, _NUMBER),
+    "divide": ("truediv", jnp.true_divide, _NUMBER),
+    "equal": ("Equal", jnp.equal, _ANY),
+    "floordiv": ("floordiv", _floordiv, "int float"),
+    "floormod": ("FloorMod", jnp.mod, "int float"),
+    "greater": ("Greater", jnp.greater, "int float"),
+    "greater_equal": ("GreaterEqual", jnp.greater_equal, "int float"),
+    "less": ("Less", jnp.less, "int float"),
+    "less_equal": ("LessEqual", jnp.less_equal, "int float"),
+    "logical_and": ("LogicalAnd", jnp.logical_and, "bool"),
+    "logical_or": ("LogicalOr", jnp.logical_or, "bool"),
+    "logical_xor": ("LogicalXor", jnp.logical_xor, "bool"),
+    "maximum": ("Maximum", maximum, "int float"),
+    "minimum": ("Minimum", minimum, "int float"),
+    "mod": ("FloorMod", jnp.mod, "int float"),
+    "multiply": ("Mul", jnp.multiply, _NUMBER),
+    "not_equal": ("NotEqual", jnp.not_equal, _ANY),
+    "pow": ("Pow", jnp.power, _NUMBER),
+    "squared_difference": ("SquaredDifference", _squared_difference, _NUMBER),
+    "subtract": ("Sub", jnp.subtract, _NUMBER),
+    "truediv": ("truediv", jnp.true_divide, _NUMBER),
+    "truncatediv": ("TruncateDiv", _truncatediv, "int float"),
+    "truncatemod": ("TruncateMod", jnp.fmod, "int float"),
+}
+
+OPS |= {name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()}
+OPS |= {name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()}
+
+
+# -- reductions ----------------------------------------------------------------------------------------------------
+
+
+Axes = int | tuple[int, ...] | None
+
+
+def as_axes(axis: Static) -> Axes:
+    """Axes as JAX takes them: a list is a tuple."""
+    return tuple(axis) if isinstance(axis, list | tuple) else axis
+
+
+def _mean(x: Array, axis: Axes, keepdims: bool) -> Array:
+    """The mean; of integers an integer, rounded towards zero, as in TensorFlow."""
+    kind = jnp.result_type(x)
+    if not jnp.issubdtype(kind, np.integer):
+        return jnp.mean(x, axis, keepdims=keepdims)
+    with jax.enable_x64(True):  # the sum may not fit the type
+        total = jnp.sum(jnp.asarray(x).astype(np.int64), axis, keepdims=keepdims)
+        count = jnp.full(total.shape, jnp.size(x) // max(total.size, 1), np.int64)
+        return jax.lax.div(total, count).astype(kind)
+
+
+def _same_type(fn: Function) -> Function:
+    def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
+        found: Array = fn(x, axis, keepdims=keepdims)
+        return found.astype(jnp.result_type(x))
+
+    reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; the dtype stays."
+    return reduce
+
+
+def _extreme(fn: Function, first: Callable[[DTypeLike], int | float]) -> Function:
+    """The largest or the smallest element, ``first`` of the dtype where there is none."""
+
+    def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
+        kind = jnp.result_type(x)
+        more = {"initial": first(kind)} if jnp.size(x) == 0 else {}
+        found: Array = fn(x, axis, keepdims=keepdims, **more)
+        return found
+
+    reduce.__doc__ = f"``jax.numpy.{fn.__name__}``; of nothing the furthest number the other way."
+    return reduce
+
+
+def _least(dtype: DTypeLike) -> int | float:
+    return -np.inf if jnp.issubdtype(dtype, np.floating) else int(jnp.iinfo(dtype).min)  # type: ignore[no-untyped-call]
+
+
+def _most(dtype: DTypeLike) -> int | float:
+    return np.inf if jnp.issubdtype(dtype, np.floating) else int(jnp.iinfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def _logsumexp(x: Array, axis: Axes, keepdims: bool) -> Array:
+    """``jax.scipy.special.logsumexp``."""
+    return special.logsumexp(x, axis, keepdims=keepdims)
+
+
+_REDUCTIONS: dict[str, tuple[str, Function, str]] = {
+    "reduce_all": ("All", _same_type(jnp.all), "bool"),
+    "reduce_any": ("Any", _same_type(jnp.any), "bool"),
+    "reduce_logsumexp": ("ReduceLogSumExp", _logsumexp, "float"),
+    "reduce_max": ("Max", _extreme(jnp.max, _least), "int float"),
+    "reduce_mean": ("Mean", _mean, _NUMBER),
+    "reduce_min": ("Min", _extreme(jnp.min, _most), "int float"),
+    "reduce_prod": ("Prod", _same_type(jnp.prod), _NUMBER),
+    "reduce_sum": ("Sum", _same_type(jnp.sum), _NUMBER),
+}
+
+
+def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
+    def reduce(
+        input_tensor: Array,
+        axis: Static = None,
+        keep_dims: bool | None = None,
+        name: str | None = None,
+        reduction_indices: Static = None,
+        keepdims: bool | None = None,
+    ) -> Any:
+        over = either(axis=axis, reduction_indices=reduction_indices)
+        return fn(input_tensor, as_axes(over), bool(either(keepdims=keepdims, keep_dims=keep_dims)))
+
+    reduce.__name__ = reduce.__qualname__ = shown
+    reduce.__doc__ = f"{fn.__doc__} ``axis`` (``reduction_indices`` in older releases): all axes by default."
+    return op(kind, takes)(reduce)
+
+
+OPS |= {name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()}
+
+
+@OPS.op("count_nonzero", takes="int float complex bool")
+def count_nonzero(
+    input_tensor: Array,
+    axis: Static = None,
+    keep_dims: bool | None = None,
+    dtype: Type = np.int64,
+    name: str | None = None,
+    reduction_indices: Static = None,
+    keepdims: bool | None = None,
+) -> Array:
+    """How many elements are not zero, int64 by default."""
+    over = as_axes(either(axis=axis, reduction_indices=reduction_indices))
+    kept = bool(either(keepdims=keepdims, keep_dims=keep_dims))
+    return jnp.sum(jnp.asarray(input_tensor) != 0, over, dtype, keepdims=kept)
+
+
+def _place_of(kind: str, *names: str, low: bool) -> None:
+    """Adds ``argmax`` or ``argmin``: NaN is never the place, as every comparison with it is false."""
+    fn = jnp.argmin if low else jnp.argmax
+
+    def place(
+        input: Array,  # noqa: A002 - TensorFlow's name
+        axis: Static = None,
+        name: str | None = None,
+        dimension: Static = None,
+        output_type: Type = np.int64,
+    ) -> Array:
+        over = either(axis=axis, dimension=dimension)
+        if jnp.issubdtype(jnp.result_type(input), np.floating):
+            input = jnp.where(jnp.isnan(input), jnp.inf if low else -jnp.inf, input)  # noqa: A001
+        return fn(input, over or 0).astype(output_type)
+
+    place.__doc__ = f"``jax.numpy.{fn.__name__}`` that passes over NaN, over axis 0 by default; int64 by default."
+    place.__name__ = place.__qualname__ = names[0]
+    OPS.op(kind, *names, takes="int float bool")(place)
+
+
+_place_of("ArgMax", "argmax", "arg_max", low=False)
+_place_of("ArgMin", "argmin", "arg_min", low=True)
+
+
+def _cumulate(fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool, first: float) -> Array:
+    x = jnp.flip(x, axis) if reverse else x
+    if exclusive and x.shape[axis]:
+        rest = jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
+        x = jnp.concatenate([jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), first), rest], axis)
+    x = fn(x, axis)
+    return jnp.flip(x, axis) if reverse else x
+
+
+@OPS.op("Cumsum", "cumsum", takes=_NUMBER)
+def _cumsum(
+    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Array:
+    """``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
+    return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
+
+
+@OPS.op("Cumprod", "cumprod", takes=_NUMBER)
+def _cumprod(
+    x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Array:
+    """``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
+    return _cumulate(jnp.cumprod, x, axis, exclusive, reverse, 1)
+
+
+# -- types ---------------------------------------------------------------------------------------------------------
+
+
+@op("Cast")
+def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
+    real = jnp.issubdtype(jnp.result_type(x), np.complexfloating) and not jnp.issubdtype(dtype, np.complexfloating)
+    return (jnp.real(x) if real and dtype != np.bool_ else jnp.asarray(x)).astype(dtype)
+
+
+@OPS.add("cast")
+def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Tensor:
+    """``x`` as ``dtype``, fractions cut off; ``x`` itself when it has that dtype."""
+    value = operand(x)
+    if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
+        return rt.as_tensor(value)
+    return _cast_op(value, dtype, name)
+
+
+@OPS.op("saturate_cast", "saturate_cast")
+def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
+    """``value`` as ``dtype``, limited to what that can hold."""
+    own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
+    lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
+    if jnp.issubdtype(jnp.result_type(value), np.floating):
+        return jnp.clip(value, *(_towards_zero(x, jnp.result_type(value)) for x in (lowest, highest))).astype(dtype)
+    return jnp.clip(value, lowest, highest).astype(dtype)
+
+
+def _limits(dtype: DTypeLike) -> tuple[Any, Any]:
+    """The smallest and the largest finite value."""
+    kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    whole = jnp.issubdtype(dtype, np.integer)
+    return (int(kind.min), int(kind.max)) if whole else (float(kind.min), float(kind.max))
+
+
+def _towards_zero(limit: Any, dtype: Any) -> Any:
+    """``limit`` in a floating point dtype; where it is between two of its numbers, the one nearer to zero."""
+    rounded = np.asarray(limit, dtype)
+    if abs(float(rounded)) > abs(limit):
+        rounded = np.nextafter(rounded, np.zeros((), dtype))
+    return rounded
+
+
+@OPS.op("Bitcast", "bitcast")
+def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noqa: A002
+    """``jax.lax.bitcast_convert_type``."""
+    return jax.lax.bitcast_convert_type(input, type)
+
+
+def _caster(shown: str, label: str, dtype: str) -> Function:
+    def cast(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+        return _cast(x, dtype, name or label)
+
+    cast.__name__ = cast.__qualname__ = shown
+    cast.__doc__ = f"``tf.cast(x, tf.{dtype})``."
+    return cast
+
+
+# -- matrices ------------------------------------------------------------------------------------------------------
+
+
+@OPS.op("MatMul", "matmul", takes=_NUMBER)
+def _matmul(
+    a: Array,
+    b: Array,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    a_is_sparse: bool = False,
+    b_is_sparse: bool = False,
+    name: str | None = None,
+) -> Array:
+    """``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
+    if min(jnp.ndim(a), jnp.ndim(b)) < 2:
+        raise ValueError(f"matrices have at least two axes: {jnp.shape(a)} by {jnp.shape(b)}")
+    return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
+
+
+def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
+    matrix = jnp.asarray(matrix)
+    if transpose and adjoint:
+        raise ValueError("only one of transpose and adjoint can be set")
+    turned = jnp.swapaxes(matrix, -1, -2) if transpose or adjoint else matrix
+    return jnp.conj(turned) if adjoint else turned
+
+
+@OPS.op("BatchMatMul", "batch_matmul")
+def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Array:
+    """``jax.numpy.matmul`` of the last two axes."""
+    return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
+
+
+@OPS.op("Tensordot", "tensordot")
+def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Array:
+    """``jax.numpy.tensordot``."""
+    return jnp.tensordot(a, b, axes)
+
+
+@OPS.add("einsum")
+def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> rt.Tensor:
+    """``jax.numpy.einsum``."""
+    return _einsum_op(list(inputs), equation, name)
+
+
+@op("einsum")
+def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Array:
+    return jnp.einsum(equation, *inputs)
+
+
+@OPS.op("AddN", "accumulate_n", "add_n", takes=_NUMBER)
+def _add_n(inputs: Arrays, name: str | None = None) -> Array:
+    """The sum of a list of tensors of one shape."""
+    if len({jnp.shape(i) for i in inputs}) != 1:
+        raise ValueError(f"these are not of one shape: {[jnp.shape(i) for i in inputs]}")
+    return sum(inputs[1:], start=jnp.asarray(inputs[0]))
+
+
+@OPS.add()
+def confusion_matrix(
+    labels: rt.TensorLike,
+    predictions: rt.TensorLike,
+    num_classes: int | None = None,
+    dtype: DTypeLike = np.int32,
+    name: str | None = None,
+    weights: rt.TensorLike | None = None,
+) -> rt.Tensor:
+    """How often each class, a row, was taken for each class, a column; a step fails where one is no class.
+
+    Raises:
+        ValueError: no ``num_classes``, and labels or predictions that are not known while the graph is built.
+    """
+    if num_classes is None:
+        known = [literal(labels), literal(predictions)]
+        if any(each is None for each in known):
+            raise ValueError("confusion_matrix: give num_classes, on which the shape of the result depends")
+        num_classes = max(int(each.max(initial=-1)) for each in known if each is not None) + 1
+    checks = []
+    for what, values in (("labels", labels), ("predictions", predictions)):
+        within = OPS["logical_and"](OPS["greater_equal"](values, 0), OPS["less"](values, num_classes))
+        checks.append(rt.check(within, f"{what} are classes in [0, {num_classes}): ", [operand(values)]))
+    with rt.control_dependencies(checks):
+        return _confusion(labels, predictions, 1 if weights is None else weights, num_classes, dtype, name)
+
+
+@op("confusion_matrix")
+def _confusion(
+    labels: Array, predictions: Array, weights: Array, classes: object, dtype: Type, name: str | None = None
+) -> Array:
+    labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
+    if predictions.ndim == 2 and predictions.shape[1] == 1 and labels.ndim == 1:
+        predictions = predictions[:, 0]
+    elif labels.ndim == 2 and labels.shape[1] == 1 and predictions.ndim == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.shape != predictions.shape:
+        raise ValueError(f"labels and predictions are vectors of one length: {labels.shape}, {predictions.shape}")
+    added = jnp.broadcast_to(jnp.asarray(weights, dtype), labels.shape)
+    return jnp.zeros((classes, classes), dtype).at[labels, predictions].add(added)
+
+
+@OPS.op("Cross", "cross")
+def _cross(a: Array, b: Array, name: str | None = None) -> Array:
+    """``jax.numpy.cross``."""
+    if {jnp.shape(v)[-1:] for v in (a, b)} != {(3,)}:
+        raise ValueError(f"the last axis must have three elements: {jnp.shape(a)}, {jnp.shape(b)}")
+    return jnp.cross(a, b)
+
+
+@OPS.op("norm", "norm", takes="float complex")
+def _norm(
+    tensor: Array,
+    ord: Any = "euclidean",  # noqa: A002
+    axis: Static = None,
+    keep_dims: bool | None = None,
+    name: str | None = None,
+    keepdims: bool | None = None,
+) -> Array:
+    """The norm of vectors (or of all elements): "euclidean", inf or a number; of matrices where ``axis`` is a pair.
+
+    Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs LAPACK, which a task
+    refuses.
+    """
+    x = jnp.asarray(tensor)
+    pair = isinstance(axis, list | tuple)
+    if pair and (len(axis) != 2 or axis[0] == axis[1]):
+        raise ValueError(f"'axis' must be None, an integer, or a tuple of 2 unique integers, got {axis}")
+    if pair and ord not in ("euclidean", "fro", 1, np.inf):
+        raise ValueError(f"'ord' must be a supported matrix norm in ['euclidean', 'fro', 1, inf], got {ord}")
+    if not pair and ord != "euclidean" and (not isinstance(ord, int | float) or ord <= 0):
+        raise ValueError(f"'ord' must be a supported vector norm, got {ord}")
+    over = tuple(axis) if pair else tuple(range(x.ndim)) if axis is None else (axis,)
+    if ord in ("euclidean", "fro", 2):
+        found = jnp.sqrt(jnp.sum(x * jnp.conj(x), over, keepdims=True))
+    elif pair:  # the largest sum of a column, or of a row
+        first, second = (over[0], over[1]) if ord == 1 else (over[1], over[0])
+        found = jnp.max(jnp.sum(jnp.abs(x), first, keepdims=True), second, keepdims=True)
+    elif ord == np.inf:
+        found = jnp.max(jnp.abs(x), over, keepdims=True)
+    else:
+        found = jnp.sum(jnp.abs(x) ** ord, over, keepdims=True) ** (1.0 / ord)
+    return found if keep_dims or keepdims else jnp.squeeze(found, over)
+
+
+@OPS.op("Complex", "complex", takes="float")
+def _complex(real: Array, imag: Array, name: str | None = None) -> Array:
+    """``jax.lax.complex``."""
+    return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
+
+
+@OPS.op("Trace", "trace")
+def _trace(x: Array, name: str | None = None) -> Array:
+    """``jax.numpy.trace`` of the last two axes."""
+    return jnp.trace(x, axis1=-2, axis2=-1)
+
+
+@op("UnsortedSegmentSum")
+def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name: str | None = None) -> Array:
+    ids = inside(jnp.ravel(segment_ids), num_segments)
+    rows = jnp.reshape(data, (ids.size, *jnp.shape(data)[jnp.ndim(segment_ids) :]))
+    return jax.ops.segment_sum(rows, ids, num_segments)
+
+
+@OPS.add("unsorted_segment_sum")
+def _unsorted_segment_sum(
+    data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
+) -> rt.Tensor:
+    """``jax.ops.segment_sum``; what has a negative number, or one too large that the step computes, is left out.
+
+    Raises:
+        InvalidArgumentError: a literal number is too large.
+    """
+    if isinstance(num_segments, int | np.integer):
+        check_known(segment_ids, int(num_segments), "unsorted_segment_sum", lowest=None)
+    return _segment_sum_op(data, segment_ids, num_segments, name)
+
+
+OPS |= {
+    "complex_abs": OPS["abs"],
+    "imag": from_table("Imag", jnp.imag, "input", "imag", _NUMBER),
+    "inv": OPS["reciprocal"],
+    "mul": OPS["multiply"],
+    "neg": OPS["negative"],
+    "real": from_table("Real", jnp.real, "input", "real", _NUMBER),
+    "realdiv": OPS["truediv"],
+    "scalar_mul": from_table("Mul", _scaled, "scalar x", "scalar_mul", _NUMBER),
+    "sub": OPS["subtract"],
+    "to_bfloat16": _caster("to_bfloat16", "ToBFloat16", "bfloat16"),
+    "to_double": _caster("to_double", "ToDouble", "float64"),
+    "to_float": _caster("to_float", "ToFloat", "float32"),
+    "to_int32": _caster("to_int32", "ToInt32", "int32"),
+    "to_int64": _caster("to_int64", "ToInt64", "int64"),
+}

@@ -1,0 +1,120 @@
+"""``tf.py_func``, and how operations of ``tf`` are made that run as Python functions on the client's host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.lift import Names
+from harness.tf1.ops.static import known_on_host
+from harness.tf1.ops.value_ops import convert_to_tensor
+from runtime.lowlevel import Array, python_call
+
+OPS = Names()
+"""TensorFlow's name -> the function."""
+
+Shape = Sequence[int | None] | None
+
+
+def host_ops(
+    function: Callable[..., Sequence[object]],
+    inputs: Sequence[rt.TensorLike],
+    outputs: Sequence[tuple[Shape, object]],
+    name: str | None,
+    kind: str,
+) -> tuple[rt.Tensor, ...]:
+    """Tensors that ``function`` of numpy arrays gives on the client's host, in whatever step needs them.
+
+    Args:
+        function: gives an array, or what an array is made of, for each output.
+        inputs: what it takes.
+        outputs: static shape and dtype of each output.
+        name: of the operation; ``kind`` by default.
+        kind: TensorFlow's type of the operation.
+    """
+    tensors = [convert_to_tensor(each) for each in inputs]
+    declared = [(None if s is None else tuple(s), as_dtype(d).dtype) for s, d in outputs]
+    op = python_call(lambda session, arrays: function(*arrays), tensors, declared, name=name or kind, type=kind)
+    known_on_host(op)
+    return op.outputs
+
+
+def host_op(
+    function: Callable[..., object],
+    inputs: Sequence[rt.TensorLike],
+    shape: Shape,
+    dtype: object,
+    name: str | None,
+    kind: str,
+) -> rt.Tensor:
+    """``host_ops`` with one output."""
+    return host_ops(lambda *arrays: [function(*arrays)], inputs, [(shape, dtype)], name, kind)[0]
+
+
+def strings(values: Sequence[object], shape: Sequence[int] | None = None) -> Array:
+    """A string tensor; [n] where no shape is given."""
+    found = np.empty(len(values), object)
+    found[:] = [v.encode() if isinstance(v, str) else v for v in values]
+    return found if shape is None else found.reshape(shape)
+
+
+def each_string(function: Callable[[bytes], object], texts: Array, dtype: object) -> Array:
+    """``function`` of every element of a string tensor, as an array of the same shape."""
+    wanted = as_dtype(dtype).dtype
+    found = np.empty(texts.shape, wanted)
+    for place in np.ndindex(texts.shape):
+        found[place] = function(texts.item(place))
+    return found
+
+
+def _given(value: object, dtype: np.dtype[Any]) -> object:
+    """What a Python function gave, as TensorFlow takes it: Python numbers are 64 bits wide, strings are bytes."""
+    array = np.asarray(value, dtype=object) if dtype.hasobject and not isinstance(value, np.ndarray) else value
+    array = np.asarray(array)
+    if array.dtype.kind in "SUO":
+        return strings(array.ravel().tolist(), array.shape)
+    return array
+
+
+@OPS.add()
+def py_func(
+    func: Callable[..., object],
+    inp: Sequence[rt.TensorLike],
+    Tout: Any,  # noqa: N803 - TensorFlow's name
+    stateful: bool = True,
+    name: str | None = None,
+) -> Any:
+    """Calls a Python function of numpy arrays in the process of the session, wherever the other operations run.
+
+    Args:
+        func: gives an array, or a list of them; Python numbers are 64 bits wide, as in TensorFlow.
+        inp: the tensors that it takes.
+        Tout: dtype of what it gives, or a list of dtypes.
+        stateful: not needed: it is called in every step that needs it.
+        name: operation name.
+
+    Returns:
+        A tensor of unknown shape, or a list of them. They have no gradient.
+    """
+    several = isinstance(Tout, list | tuple)
+    types = [as_dtype(t).dtype for t in (Tout if several else [Tout])]
+
+    def call(*arrays: Array) -> Sequence[object]:
+        given = func(*(a[()] if a.ndim == 0 else a for a in arrays))
+        if not types and given is None:
+            return []
+        parts = list(given) if isinstance(given, list | tuple) and (several or len(types) != 1) else [given]
+        return [_given(part, t) for part, t in zip(parts, types, strict=True)] if len(parts) == len(types) else parts
+
+    found = python_call(
+        lambda session, arrays: call(*arrays),
+        [convert_to_tensor(each) for each in inp],
+        [(None, t) for t in types],
+        name=name or "PyFunc",
+        type="PyFunc",
+    )
+    return (list(found.outputs) or found) if several else found.outputs[0]

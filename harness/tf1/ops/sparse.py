@@ -1,0 +1,149 @@
+"""Sparse tensors, as far as input pipelines make them: three tensors that stand for one, and what makes it dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import runtime as rt
+from harness.tf1.ops.lift import Array, Names, Static
+from harness.tf1.ops.python_ops import host_op
+from harness.tf1.ops.shapes import TensorShape
+from harness.tf1.ops.value_ops import convert_to_tensor
+from runtime.lowlevel import Array as HostArray
+from runtime.lowlevel import DType
+
+OPS = Names()
+"""TensorFlow's name -> what it is here."""
+
+
+@OPS.add()
+class SparseTensorValue(NamedTuple):
+    """What fetching a sparse tensor gives.
+
+    Attributes:
+        indices: int64[n, rank].
+        values: [n].
+        dense_shape: int64[rank].
+    """
+
+    indices: HostArray
+    values: HostArray
+    dense_shape: HostArray
+
+
+@OPS.add()
+class SparseTensor:
+    """A tensor that is zero but for some values.
+
+    Args:
+        indices: where they are, int64[n, rank].
+        values: [n].
+        dense_shape: int64[rank].
+    """
+
+    def __init__(self, indices: rt.TensorLike, values: rt.TensorLike, dense_shape: rt.TensorLike) -> None:
+        self.indices: rt.Tensor = convert_to_tensor(indices, np.int64)
+        self.values: rt.Tensor = convert_to_tensor(values)
+        self.dense_shape: rt.Tensor = convert_to_tensor(dense_shape, np.int64)
+
+    @property
+    def dtype(self) -> rt.lowlevel.DType:
+        """Of its values."""
+        return self.values.dtype
+
+    @property
+    def graph(self) -> rt.Graph:
+        """The graph of its tensors."""
+        return self.values.graph
+
+    @property
+    def op(self) -> rt.Operation:
+        """What makes its values."""
+        return self.values.op
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape, as far as the number of dimensions is known."""
+        given = getattr(self.dense_shape.op.body, "value", None)
+        if given is not None:
+            return TensorShape(np.asarray(given).tolist())
+        sizes = self.dense_shape.shape
+        return TensorShape(None if sizes is None or sizes[0] is None else [None] * sizes[0])
+
+    def get_shape(self) -> TensorShape:
+        """The same as ``shape``."""
+        return self.shape
+
+
+def _fetched(_: object, parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], rt.Tensor):
+        return SparseTensor(*parts)
+    return SparseTensorValue(*parts)
+
+
+jax.tree_util.register_pytree_node(
+    SparseTensor, lambda sparse: ((sparse.indices, sparse.values, sparse.dense_shape), None), _fetched
+)
+
+
+def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
+    """The indices, values and dense shape of a sparse matrix with these rows."""
+    places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    values = np.concatenate([np.empty(0, dtype), *rows])
+    longest = max((len(row) for row in rows), default=0)
+    return [np.array(places, np.int64).reshape(-1, 2), values, np.array([len(rows), longest], np.int64)]
+
+
+def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: object) -> HostArray:
+    """The dense array. Raises InvalidArgumentError for an index beyond the shape."""
+    dense = np.full(tuple(int(n) for n in shape), default, values.dtype)
+    for place in indices:
+        if (place < 0).any() or (place >= shape).any():
+            raise rt.InvalidArgumentError(f"Indices are not valid (out of bounds).  Shape: {shape.tolist()}")
+    dense[tuple(indices.T)] = values
+    return dense
+
+
+@OPS.add()
+def sparse_tensor_to_dense(
+    sp_input: SparseTensor, default_value: object = 0, validate_indices: bool = True, name: str | None = None
+) -> rt.Tensor:
+    """The dense tensor, on the host; ``default_value`` where there is no value ("" for strings)."""
+    kind = sp_input.values.dtype
+    default = b"" if kind.hasobject and default_value == 0 else default_value
+    default = default.encode() if isinstance(default, str) else default
+    sizes = sp_input.shape
+    shape = None if sizes.dims is None else sizes.as_list()
+    inputs = [sp_input.indices, sp_input.values, sp_input.dense_shape]
+    return host_op(lambda i, v, s: to_dense(i, v, s, default), inputs, shape, kind, name, "SparseToDense")
+
+
+@OPS.op("SparseToDense", "sparse_to_dense")
+def _sparse_to_dense(
+    sparse_indices: Array,
+    output_shape: Static,
+    sparse_values: Array,
+    default_value: Array | float = 0,
+    validate_indices: bool = True,
+    name: str | None = None,
+) -> Array:
+    """A dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out.
+
+    Args:
+        sparse_indices: [n, rank], [n] for a vector, or one number.
+        output_shape: [rank].
+        sparse_values: [n], or one for all.
+        default_value: of the rest.
+        validate_indices: without an effect.
+        name: operation name.
+    """
+    values = jnp.asarray(sparse_values)
+    places = jnp.asarray(sparse_indices)
+    places = places.reshape(-1, 1) if places.ndim < 2 else places
+    dense = jnp.full(tuple(output_shape), default_value, values.dtype)
+    return dense.at[tuple(places.T)].set(values, mode="drop")

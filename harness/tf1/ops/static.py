@@ -1,0 +1,183 @@
+"""Values that must be known before a step runs, such as shapes and axes, given as numbers or as tensors.
+
+XLA compiles for static shapes, so ``tf.reshape(x, tf.stack([tf.shape(x)[0], 10]))`` cannot take its shape from a
+tensor that is computed in the step. But the sizes in it are known when the step is traced, because each shape of a
+placeholder is traced anew. So a tensor that depends on constants and on shapes of other tensors only is evaluated then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import runtime as rt
+from harness.tf1.ops.shapes import Dimension, TensorShape
+
+_shape_ops: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
+"""Operations that look at nothing but the static shape of their input."""
+
+
+def looks_at_shape_only(tensor: rt.Tensor) -> rt.Tensor:
+    """Marks the operation behind ``tensor`` (tf.shape, tf.size, tf.rank) and gives ``tensor`` back."""
+    _shape_ops.add(tensor.op)
+    return tensor
+
+
+_host_ops: weakref.WeakSet[rt.Operation] = weakref.WeakSet()
+"""Operations whose values the client has on its host before the rest of the step runs."""
+
+
+def known_on_host(op: rt.Operation) -> None:
+    """Marks an operation whose values are on the client's host: what a file holds, or an element of a dataset."""
+    _host_ops.add(op)
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A value that is found while a step is traced.
+
+    Attributes:
+        structure: nested lists of numbers and tensors.
+        sources: tensors whose shapes it depends on.
+    """
+
+    structure: Any
+    sources: tuple[rt.Tensor, ...]
+
+    @property
+    def found_on_host(self) -> bool:
+        """Whether it depends on values, not shapes, that are on the client's host."""
+        return any(_on_host(tensor) for tensor in _tensors(self.structure))
+
+    def value(self, arrays: Sequence[Any]) -> Any:
+        """The value as Python numbers, from the sources' arrays (or tracers of them)."""
+        known: dict[rt.Tensor, Any] = dict(zip(self.sources, arrays, strict=True))
+        with jax.ensure_compile_time_eval():
+            return _fill(self.structure, known)
+
+
+def static(value: object) -> Any:
+    """``value`` as Python numbers and lists of them, or a ``Deferred`` when it depends on shapes of tensors."""
+    if value is None or isinstance(value, str):
+        return value
+    structure = _plain(value)
+    sources: dict[rt.Tensor, None] = {}
+    found = _tensors(structure)
+    if not found:
+        return structure
+    for tensor in found:
+        _collect(tensor, sources)
+    deferred = Deferred(structure, tuple(sources))
+    return deferred if sources else deferred.value(())
+
+
+def takes_shapes_only(op: rt.Operation) -> bool:
+    """Whether it is one of those that ``looks_at_shape_only`` has marked."""
+    return op in _shape_ops
+
+
+def known_while_tracing(tensor: rt.Tensor) -> bool:
+    """Whether its value depends on constants and on shapes of other tensors only."""
+    seen: set[rt.Operation] = set()
+    stack = [tensor.op]
+    while stack:
+        op = stack.pop()
+        if op in seen or takes_shapes_only(op) or hasattr(op.body, "value"):
+            continue
+        if not op.inputs or not _is_pure(op):
+            return False
+        seen.add(op)
+        stack.extend(t.op for t in op.inputs)
+    return True
+
+
+def static_number(value: object, what: str) -> Any:
+    """``value`` when it is known while the graph is built.
+
+    Raises:
+        InvalidArgumentError: it depends on shapes that are known only in the step, or on computed values.
+    """
+    known = static(value)
+    if isinstance(known, Deferred):
+        raise rt.InvalidArgumentError(f"{what} must be known while the graph is built: give numbers, not a tensor")
+    return known
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, TensorShape):
+        return [None if d.value is None else d.value for d in value]
+    if isinstance(value, Dimension):
+        return value.value
+    if isinstance(value, rt.Variable):
+        return rt.as_tensor(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _tensors(structure: object) -> list[rt.Tensor]:
+    if isinstance(structure, list):
+        return [tensor for item in structure for tensor in _tensors(item)]
+    return [structure] if isinstance(structure, rt.Tensor) else []
+
+
+def _collect(tensor: rt.Tensor, sources: dict[rt.Tensor, None]) -> None:
+    """Adds the tensors that the value of ``tensor`` is found from while tracing."""
+    op = tensor.op
+    if op in _shape_ops:
+        sources[op.inputs[0]] = None
+    elif _is_pure(op):
+        for each in op.inputs:
+            _collect(each, sources)
+    elif not hasattr(op.body, "value"):
+        sources[tensor] = None
+
+
+def _on_host(tensor: rt.Tensor) -> bool:
+    op = tensor.op
+    if op in _shape_ops or op in _host_ops:
+        return op in _host_ops
+    return _is_pure(op) and any(_on_host(each) for each in op.inputs)
+
+
+def _is_pure(op: rt.Operation) -> bool:
+    return hasattr(op.body, "fn") and not hasattr(op.body, "variables")
+
+
+def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
+    if isinstance(structure, list):
+        return [_fill(item, known) for item in structure]
+    if not isinstance(structure, rt.Tensor):
+        return structure
+    array = _evaluate(structure, known)
+    if isinstance(array, jax.core.Tracer):
+        raise rt.InvalidArgumentError(
+            f"the value of {structure.name!r} is known only in the step, but XLA needs it before: give Python numbers, "
+            "or something computed from tf.shape of tensors"
+        )
+    return np.asarray(array).tolist()
+
+
+def _evaluate(tensor: rt.Tensor, known: dict[rt.Tensor, Any]) -> Any:
+    op, body = tensor.op, tensor.op.body
+    if op in _shape_ops:
+        return body.fn(known[op.inputs[0]])[tensor.index]  # type: ignore[union-attr]
+    if tensor in known:
+        return known[tensor]
+    if hasattr(body, "value"):
+        return body.value
+    results = body.fn(*(_evaluate(each, known) for each in op.inputs))  # type: ignore[union-attr]
+    known.update(zip(op.outputs, results, strict=True))
+    return known[tensor]
+
+
+def fill_deferred(arguments: Mapping[str, Any], arrays: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """``arguments`` with every ``Deferred`` replaced by its value; ``arrays`` holds each one's source arrays."""
+    return {k: v.value(arrays[k]) if isinstance(v, Deferred) else v for k, v in arguments.items()}

@@ -1,0 +1,211 @@
+"""Text and bytes become tensors, and tensors text, on the host: ``tf.decode_raw``, ``decode_csv``, ``string_split``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.lift import Names
+from harness.tf1.ops.python_ops import each_string, host_op, host_ops, strings
+from harness.tf1.ops.sparse import SparseTensor, matrix_of_rows
+from harness.tf1.ops.value_ops import convert_to_tensor
+from runtime.lowlevel import Array, DType, dtype_name
+
+OPS = Names()
+"""TensorFlow's name -> what it is here."""
+
+Values = Any
+"""A number, a string, or lists of them."""
+
+
+@OPS.add()
+def decode_raw(
+    bytes: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    out_type: DTypeLike,
+    little_endian: bool = True,
+    name: str | None = None,
+) -> rt.Tensor:
+    """The numbers that strings of bytes hold, in a last dimension of unknown size.
+
+    Raises:
+        InvalidArgumentError: in the step, the bytes are no whole number of them, or not as many in each string.
+    """
+    dtype = as_dtype(out_type).dtype
+    texts = convert_to_tensor(bytes)
+    order = dtype.newbyteorder("<" if little_endian else ">")
+
+    def decode(given: Array) -> Array:
+        sizes = {len(text) for text in given.ravel()}
+        if len(sizes) > 1:
+            raise rt.InvalidArgumentError(f"DecodeRaw requires input strings to all be the same size: {sorted(sizes)}")
+        size = sizes.pop() if sizes else 0
+        if size % dtype.itemsize:
+            raise rt.InvalidArgumentError(
+                f"Input to DecodeRaw has length {size} that is not a multiple of {dtype.itemsize}, the size of "
+                f"{dtype_name(dtype)}"
+            )
+        numbers = np.frombuffer(b"".join(given.ravel()), order).astype(dtype)
+        return numbers.reshape(*given.shape, size // dtype.itemsize)
+
+    shape = None if texts.shape is None else (*texts.shape, None)
+    return host_op(decode, [texts], shape, dtype, name, "DecodeRaw")
+
+
+def _field(text: str, default: Array, dtype: DType, place: int, na_value: str) -> object:
+    if text == na_value or not text:
+        if not default.size:
+            raise rt.InvalidArgumentError(f"Field {place} is required but missing in record!")
+        return default.ravel()[0]
+    if dtype.hasobject:
+        return text.encode("utf-8", "surrogateescape")
+    return _number(text, dtype, f"Field {place} in record is not a valid {dtype.name}")
+
+
+def _number(text: str | bytes, dtype: DType, wrong: str) -> object:
+    try:
+        return dtype.type(int(text) if dtype.kind in "iu" else float(text))
+    except (ValueError, OverflowError):
+        told = text.decode(errors="replace") if isinstance(text, bytes) else text
+        raise rt.InvalidArgumentError(f"{wrong}: {told}") from None
+
+
+@OPS.add()
+def decode_csv(
+    records: rt.TensorLike,
+    record_defaults: Sequence[Values],
+    field_delim: str = ",",
+    use_quote_delim: bool = True,
+    name: str | None = None,
+    na_value: str = "",
+    select_cols: Sequence[int] | None = None,
+) -> list[rt.Tensor]:
+    """The columns of lines of text.
+
+    Args:
+        records: lines, of any shape; so is each column.
+        record_defaults: for each column [value], whose dtype it has; [] of a dtype where it must be there.
+        field_delim: between two fields.
+        use_quote_delim: quotation marks hold a field together.
+        name: operation name.
+        na_value: what stands for no value.
+        select_cols: the columns that are wanted; all by default.
+
+    Raises:
+        InvalidArgumentError: in the step, a line has another number of fields, or one that is no number.
+    """
+    lines = convert_to_tensor(records)
+    defaults = []
+    for each in record_defaults:
+        tensor = convert_to_tensor(each)
+        value = getattr(tensor.op.body, "value", None)
+        if value is None:
+            raise ValueError("decode_csv: record_defaults must be known when the graph is built")
+        text = tensor.dtype.hasobject
+        defaults.append((strings(value.ravel().tolist()) if text else value.ravel(), tensor.dtype))
+    wanted = None if select_cols is None else list(select_cols)
+
+    def decode(given: Array) -> list[object]:
+        columns: list[Array] = [np.empty(given.size, dtype) for _, dtype in defaults]
+        for row, line in enumerate(given.ravel()):
+            text = line.decode("utf-8", "surrogateescape")
+            fields = next(
+                csv.reader(
+                    [text], delimiter=field_delim, quoting=csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
+                ),
+                [""],
+            )
+            if wanted is not None:
+                fields = [fields[i] for i in wanted if i < len(fields)]
+            if len(fields) != len(defaults):
+                raise rt.InvalidArgumentError(
+                    f"Expect {len(defaults)} fields but have {len(fields)} in record {row}: {text}"
+                )
+            for place, (field, (default, dtype)) in enumerate(zip(fields, defaults, strict=True)):
+                columns[place][row] = _field(field, default, dtype, place, na_value)
+        return [column.reshape(given.shape) for column in columns]
+
+    return list(host_ops(decode, [lines], [(lines.shape, d) for _, d in defaults], name, "DecodeCSV"))
+
+
+@OPS.add()
+def string_to_number(
+    string_tensor: rt.TensorLike, out_type: DTypeLike = np.float32, name: str | None = None
+) -> rt.Tensor:
+    """The numbers that are written in strings.
+
+    Raises:
+        InvalidArgumentError: in the step, one is no number.
+    """
+    texts = convert_to_tensor(string_tensor)
+    dtype = as_dtype(out_type).dtype
+    wrong = "StringToNumberOp could not correctly convert string"
+
+    def numbers(given: Array) -> Array:
+        return each_string(lambda text: _number(text, dtype, wrong), given, dtype)
+
+    return host_op(numbers, [texts], texts.shape, dtype, name, "StringToNumber")
+
+
+@OPS.add()
+def string_join(inputs: Sequence[rt.TensorLike], separator: str = "", name: str | None = None) -> rt.Tensor:
+    """Strings of the same places put together; one alone is put together with each."""
+    tensors = [convert_to_tensor(each) for each in inputs]
+    between = separator.encode()
+
+    def join(*given: Array) -> Array:
+        parts = np.broadcast_arrays(*given) if given else []
+        return strings([between.join(each) for each in zip(*(p.ravel() for p in parts), strict=True)], parts[0].shape)
+
+    shape = next((t.shape for t in tensors if t.shape != ()), ())
+    return host_op(join, tensors, shape, object, name, "StringJoin")
+
+
+@OPS.add()
+def string_split(
+    source: rt.TensorLike, delimiter: str = " ", skip_empty: bool = True, name: str | None = None
+) -> SparseTensor:
+    """The words of each of [n] strings, as the rows of a sparse matrix; each character of ``delimiter`` ends a word."""
+    marks = delimiter.encode()
+
+    def words(text: bytes) -> Array:
+        if not marks:
+            return strings([text[i : i + 1] for i in range(len(text))])
+        for i in range(1, len(marks)):
+            text = text.replace(marks[i : i + 1], marks[:1])
+        return strings([word for word in text.split(marks[:1]) if word or not skip_empty])
+
+    def split(given: Array) -> list[object]:
+        return list(matrix_of_rows([words(text) for text in given.ravel()], np.dtype(object)))
+
+    outputs: list[tuple[tuple[int | None, ...], object]] = [((None, 2), np.int64), ((None,), object), ((2,), np.int64)]
+    return SparseTensor(*host_ops(split, [source], outputs, name, "StringSplit"))
+
+
+@OPS.add()
+def as_string(
+    input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
+    precision: int = -1,
+    scientific: bool = False,
+    shortest: bool = False,
+    width: int = -1,
+    fill: str = "",
+    name: str | None = None,
+) -> rt.Tensor:
+    """Numbers written down."""
+    tensor = convert_to_tensor(input)
+    kind = "d" if tensor.dtype.kind in "iu" else "e" if scientific else "g" if shortest else "f"
+    form = f"%{fill}{width if width >= 0 else ''}{f'.{precision}' if precision >= 0 and kind != 'd' else ''}{kind}"
+
+    def write(value: Values) -> bytes:
+        return (str(bool(value)).lower() if tensor.dtype.kind == "b" else form % value).encode()
+
+    def written(given: Array) -> Array:
+        return strings([write(value) for value in given.ravel().tolist()], given.shape)
+
+    return host_op(written, [tensor], tensor.shape, object, name, "AsString")

@@ -1,0 +1,61 @@
+"""Tensors from values: identity, conversion, placeholders."""
+
+from __future__ import annotations
+
+from jax.typing import DTypeLike
+
+import runtime as rt
+from harness.tf1.ops.dtypes import as_dtype
+from harness.tf1.ops.lift import Names, constant, holds_tensors, is_tensor, operand
+from harness.tf1.ops.shapes import ShapeLike, TensorShape
+from harness.tf1.ops.static import static_number
+
+OPS = Names()
+"""TensorFlow's name -> what it is here, for all that this module defines."""
+
+
+@OPS.add()
+def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+    """The same value on the current device."""
+    return rt.identity(constant(input), name)
+
+
+@OPS.add()
+def convert_to_tensor(
+    value: rt.TensorLike,
+    dtype: DTypeLike | None = None,
+    name: str | None = None,
+    as_ref: bool = False,
+    preferred_dtype: DTypeLike | None = None,
+) -> rt.Tensor:
+    """``value`` as a tensor. Raises ValueError when it is a tensor of another dtype."""
+    if holds_tensors(value):
+        value = operand(value)
+    if not is_tensor(value):
+        made: rt.Tensor = constant(value, dtype, name=name or "Const")
+        return made
+    tensor = rt.as_tensor(value)
+    if dtype is not None and tensor.dtype != as_dtype(dtype).dtype:
+        raise ValueError(f"{tensor.name!r} is {tensor.dtype.name}, not {as_dtype(dtype).name}: use tf.cast")
+    return tensor
+
+
+@OPS.add()
+def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> rt.Tensor:
+    """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
+    sizes = None if shape is None else static_number(shape, "the shape")
+    sizes = [sizes] if isinstance(sizes, int) else sizes
+    return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
+
+
+@OPS.add()
+def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
+    """A tensor that may be fed, and is ``input`` when it is not."""
+    tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
+    sizes = TensorShape(static_number(shape, "the shape"))
+    sizes.assert_is_compatible_with(tensor.shape)
+    tensor.shape = None if sizes.dims is None else tuple(sizes.as_list())
+    return tensor
+
+
+OPS["constant"] = constant

@@ -1,0 +1,1 @@
+"""The command lines, and modules that answer for others of TensorFlow's."""

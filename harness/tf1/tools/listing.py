@@ -1,0 +1,131 @@
+"""The table of all names, made from what is there; ``python -m harness.tf1.tools.listing docs/tf1.md`` writes it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import Message
+
+import harness.tf1 as tf
+import runtime as rt
+from harness.tensorboard import summary as tensorboard_summary
+from harness.tf1.names.missing import INSTEAD, THE_REST, Namespace
+from harness.tf1.ops import dtypes
+
+_SENTENCE = re.compile(r"(?:``.*?``|[^.:`]|[.:](?=\S))*")  # up to a stop that is not within code
+BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
+"""Between these lines of the page stands what ``page`` gives."""
+
+
+def page() -> str:
+    """The generated part of the page, in Markdown."""
+    parts = [_table(title, ((f"tf.{n}", v) for n, v in sorted(names.items()))) for title, names in tf.GROUPS.items()]
+    parts.append("### Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
+    for namespace in tf.NAMESPACES:
+        module = getattr(tf, namespace)
+        parts.append(_table(f"tf.{namespace}", members(namespace, module)))
+        for name in sorted(dir(module)):
+            if isinstance(inner := getattr(module, name), Namespace):
+                parts.append(_table(f"tf.{namespace}.{name}", members(f"{namespace}.{name}", inner)))
+    instead = INSTEAD | {f"{name}.*": what for name, what in THE_REST.items()}
+    missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(instead.items()))
+    parts.append(f"### What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
+    return "\n".join(part for part in parts if part)
+
+
+def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:
+    """The names of a module of ``tf`` in full, and what they are."""
+    if hasattr(module, "NAMES") or isinstance(module, Namespace):
+        names = sorted(dir(module))
+    else:
+        names = sorted(n for n in vars(module) if not n.startswith("_") and n not in _NOT_NAMES)
+    for name in names:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            continue
+        yield f"tf.{namespace}.{name}", value
+
+
+_NOT_NAMES = {
+    "annotations", "Any", "Callable", "Iterator", "FlagValues", "absl_app", "absl_flags", "rt",
+}  # fmt: skip
+
+
+def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
+    lines = "\n".join(f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows)
+    if not lines:
+        return ""
+    return f"### {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
+
+
+def signature(value: object) -> str:
+    """The arguments of a function or class with their defaults: ``(x, name=None)``; nothing for a value."""
+    if isinstance(value, type) and issubclass(value, Message):
+        return "(...)"
+    if not callable(value) or isinstance(value, dtypes.DType) or _elsewhere(value):
+        return ""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(...)"
+    shown: list[str] = []
+    for p in found.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not any(s.startswith("*") for s in shown):
+            shown.append("*")
+        prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        shown.append(prefix + p.name + ("" if p.default is p.empty else f"={_default(p.default)}"))
+    return f"({', '.join(shown)})".replace("|", "\\|")
+
+
+def _default(value: object) -> str:
+    if isinstance(value, np.dtype) or isinstance(value, type) and issubclass(value, np.generic):
+        return repr(dtypes.as_dtype(value))
+    if callable(value):
+        return str(getattr(value, "__name__", "..."))
+    text = repr(value)
+    return "..." if " at 0x" in text else text
+
+
+def described(value: object) -> str:
+    """The first sentence of what documents a function or class; the value itself for a constant."""
+    if not callable(value):
+        return f"`{value!r}`" if isinstance(value, int | str | type(None)) else type(value).__name__
+    elsewhere = _elsewhere(value)
+    if elsewhere:
+        return f"`{elsewhere}`"
+    if isinstance(value, type) and issubclass(value, Message):
+        return f"the message `{value.DESCRIPTOR.full_name}`"
+    first = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+    sentence = _SENTENCE.match(first)
+    return (sentence[0] if sentence else first).replace("``", "`").replace("|", "\\|")
+
+
+def _elsewhere(value: object) -> str:
+    """Where a reader finds a name that is the harness's or the runtime's own."""
+    module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
+    if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):
+        return ""
+    face = importlib.import_module("harness")  # what users import, in which no other module of the harness may look
+    for package, short in ((face, "harness"), (tensorboard_summary, "harness.summary"), (rt, "rt")):
+        if getattr(package, name, None) is value:
+            return f"{short}.{name}"
+    return f"{module}.{name}"
+
+
+def main(argv: list[str]) -> None:
+    """Writes the names into the page ``argv[1]``, between its two marks."""
+    path = pathlib.Path(argv[1])
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n{page()}{END}{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

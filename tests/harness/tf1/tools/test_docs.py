@@ -1,0 +1,99 @@
+"""docs/tf1.md lists what is there, and the notebooks of docs/tutorials run."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import harness.tf1 as tf
+from harness.tf1.names.missing import INSTEAD, Namespace
+from harness.tf1.tools import listing
+from tests.harness.tf1.oracle import differences
+from tests.kit import real_mnist
+
+pytestmark = pytest.mark.cluster  # its sentences are those of the locked versions of JAX: not for other ones
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
+PAGE = (ROOT / "docs" / "tf1.md").read_text()
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+def test_the_page_lists_what_is_there() -> None:
+    generated = PAGE.partition(listing.BEGIN)[2].partition(listing.END)[0].strip()
+    assert generated == listing.page().strip(), "run: python -m harness.tf1.tools.listing docs/tf1.md"
+
+
+def test_the_page_lists_what_is_different() -> None:
+    generated = PAGE.partition(differences.BEGIN)[2].partition(differences.END)[0].strip()
+    wanted = "run: python -m tests.harness.tf1.oracle.differences docs/tf1.md"
+    assert generated == differences.page().strip(), wanted
+
+
+def test_every_name_exists_and_says_what_it_is() -> None:
+    everything = [(f"tf.{name}", value) for name, value in tf.NAMES.items()]
+    for namespace in tf.NAMESPACES:
+        module = getattr(tf, namespace)
+        everything += listing.members(namespace, module)
+        for name in dir(module):
+            if isinstance(inner := getattr(module, name), Namespace):
+                everything += listing.members(f"{namespace}.{name}", inner)
+    undocumented = [
+        name
+        for name, value in everything
+        if callable(value) and not hasattr(value, "DESCRIPTOR") and not (value.__doc__ or "").strip()
+    ]
+    assert len(everything) > 400
+    assert undocumented == []
+
+
+def test_the_names_in_the_text_are_there() -> None:
+    text = PAGE.partition(listing.BEGIN)[0]
+    differences = text.partition("## What is different")[2]
+    named = set(re.findall(r"`(tf\.[a-zA-Z0-9_.]*[a-zA-Z0-9_])", text)) - set(INSTEAD)
+    assert len(named) > 30 and "tf.cond" in differences
+    for name in named:
+        value = tf
+        for part in name.split(".")[1:]:
+            value = getattr(value, part)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    if "mnist" in path.stem and real_mnist.NONE_HERE:
+        pytest.skip(real_mnist.NONE_HERE)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MNIST_DIR": real_mnist.DIRECTORY, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "run_notebook.py"), str(path)],
+        env={**env, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: pathlib.Path) -> None:
+    notebook = json.loads(path.read_text())
+    assert notebook["nbformat"] == 4 and notebook["cells"][0]["cell_type"] == "markdown"
+    for cell in notebook["cells"]:
+        assert cell["id"] and (
+            cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+        )
+
+
+@pytest.mark.cluster
+def test_a_failing_cell_fails(tmp_path: pathlib.Path) -> None:
+    cells = [{"cell_type": "code", "source": [line]} for line in ("x = 6 * 7", "x", "x / 0")]
+    path = tmp_path / "broken.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    runner = HERE / "run_notebook.py"
+    done = subprocess.run([sys.executable, str(runner), str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout.startswith("42\ncell 3 failed:")
