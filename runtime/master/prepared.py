@@ -17,7 +17,7 @@ from runtime.master.exchange import Exchange, Run, TracedExchange
 from runtime.master.pipeline import Pipeline
 from runtime.master.tasks import RemoteTask, Task
 from runtime.observe.counters import StepTimes
-from runtime.plan.phases import phases
+from runtime.plan.phases import group_waves
 from runtime.plan.plan import Plan
 from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
@@ -114,7 +114,9 @@ def register(session: Registrar, plan: Plan, times: StepTimes, *, traced: bool) 
     waves = sorted({call.wave for call in plan.stages})
     parts, awaited = plan.parts(), plan.awaited_slots(worker.task)
     part_of = dict(zip(waves, parts, strict=True))
-    ordered = tuple(_phase(plan, made, members, part_of, awaited[waves.index(members[0])]) for members in phases(plan))
+    ordered = tuple(
+        _phase(plan, made, members, part_of, awaited[waves.index(members[0])]) for members in group_waves(plan)
+    )
     exchange: Callable[[Run], Exchange] = Exchange
     if traced:
         own_device = next(d for d in worker.devices if d.type == "CPU").name

@@ -1,4 +1,4 @@
-"""Draws: where a stage draws many random numbers alike, one loop draws them all, and XLA compiles one draw.
+"""Draws: one loop for the random numbers that a stage draws alike, so that XLA compiles one draw.
 
 A program may have hundreds of draws: one for each weight matrix, or for each share of a secret. XLA takes a quarter of
 a second to compile a random key and a draw, as long as for a thousand additions. So the first step of a program with
@@ -21,9 +21,9 @@ from runtime.graph.op_kinds import Constant, Pure, RandomKey
 from runtime.tensor_spec import AnyArray, TensorSpec
 
 FEWEST = 4
-"""As many operations that draw alike become one loop; fewer are left as they are."""
+"""The least number of operations of a loop. A smaller group of draws stays as written."""
 LARGEST = 2**20
-"""Draws of more bytes are left as they are: in a loop they would lie in memory twice."""
+"""Bytes of the largest draw in a loop. A larger draw stays as written, since a loop needs twice its memory."""
 
 
 def draw_alike(
@@ -32,39 +32,42 @@ def draw_alike(
     specs: Mapping[Tensor, TensorSpec],
     values: dict[Tensor, AnyArray],
 ) -> None:
-    """Computes the keys of a stage, and what is drawn from them, where there are many alike.
+    """Computes the random keys of a stage, and the draws from these keys, where many are alike.
 
     Args:
-        operations: of the stage, in their order.
-        jaxprs: what each of them computes.
+        operations: the operations of the stage, in their order.
+        jaxprs: the computation of each operation.
         specs: the shape and dtype of each tensor.
-        values: the tensors that are given; gets those that were drawn.
+        values: the known values by tensor, to which the drawn values are added.
     """
     keys = [op for op in operations if isinstance(op.body, RandomKey)]
     if len(keys) < FEWEST:
         return
+    # Draws take constants too, such as a bound. The constants are evaluated here already.
     for op in operations:
         if isinstance(op.body, Constant):
             values.setdefault(op.outputs[0], op.body.value)
-    for alike in _alike(keys, lambda op: (getattr(op.body, "make", None), op.inputs[0])):
+    for alike in _group_alike(keys, lambda op: (getattr(op.body, "make", None), op.inputs[0])):
         _draw_keys(alike, values)
     made = {op.outputs[0] for op in keys}
 
-    def form(op: Operation) -> Hashable:
-        given = isinstance(op.body, Pure) and made.intersection(op.inputs) and values.keys() >= {*op.inputs}
-        if not given or sum(_size(specs[t]) for t in op.outputs) > LARGEST:
+    def describe_draw(op: Operation) -> Hashable:
+        # A draw takes a key, and its other inputs are known.
+        is_draw = isinstance(op.body, Pure) and made.intersection(op.inputs) and values.keys() >= {*op.inputs}
+        if not is_draw or sum(specs[t].nbytes for t in op.outputs) > LARGEST:
             return None
-        own = _form(jaxprs[op])
-        return own and (own, *(None if t in made else t for t in op.inputs))
+        form = _describe_jaxpr(jaxprs[op])
+        return form and (form, *(None if t in made else t for t in op.inputs))
 
-    for alike in _alike(operations, form):
-        _draw(alike, jaxprs[alike[0]], made, values)
+    for alike in _group_alike(operations, describe_draw):
+        _draw_values(alike, jaxprs[alike[0]], made, values)
 
 
-def _alike(operations: Iterable[Operation], form: Callable[[Operation], Hashable]) -> list[list[Operation]]:
+def _group_alike(operations: Iterable[Operation], describe: Callable[[Operation], Hashable]) -> list[list[Operation]]:
+    """Groups operations of one description. Operations without a description, and small groups, are left out."""
     groups: dict[Hashable, list[Operation]] = {}
     for op in operations:
-        if (key := form(op)) is not None:
+        if (key := describe(op)) is not None:
             groups.setdefault(key, []).append(op)
     return [group for group in groups.values() if len(group) >= FEWEST]
 
@@ -74,59 +77,64 @@ def _draw_keys(alike: Sequence[Operation], values: dict[Tensor, AnyArray]) -> No
     step = values[alike[0].inputs[0]]
     seeds = jnp.asarray(np.array([body.seeds for body in bodies], np.uint32))
     drawn = jax.lax.map(lambda own: bodies[0].make(own, step), seeds)
-    _hand_out(alike, drawn, values)
+    _store_results(alike, drawn, values)
 
 
-def _draw(alike: Sequence[Operation], jaxpr: ClosedJaxpr, made: set[Tensor], values: dict[Tensor, AnyArray]) -> None:
+def _draw_values(
+    alike: Sequence[Operation], jaxpr: ClosedJaxpr, made: set[Tensor], values: dict[Tensor, AnyArray]
+) -> None:
     function = jax.extend.core.jaxpr_as_fun(jaxpr)
+    # Alike operations differ in their keys only, so the first operation has the other inputs of all.
     inputs = alike[0].inputs
     places = [i for i, tensor in enumerate(inputs) if tensor in made]
     stacked = [jnp.stack([jnp.asarray(values[op.inputs[i]]) for op in alike]) for i in places]
 
-    def one(own: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def draw_one(own: Sequence[jax.Array]) -> Sequence[jax.Array]:
         arguments = [None if tensor in made else values[tensor] for tensor in inputs]
         for place, key in zip(places, own, strict=True):
             arguments[place] = key
         return tuple(function(*arguments))
 
-    _hand_out(alike, jax.lax.map(one, stacked), values)
+    _store_results(alike, jax.lax.map(draw_one, stacked), values)
 
 
-def _hand_out(alike: Sequence[Operation], drawn: Sequence[jax.Array], values: dict[Tensor, AnyArray]) -> None:
+def _store_results(alike: Sequence[Operation], drawn: Sequence[jax.Array], values: dict[Tensor, AnyArray]) -> None:
     for place, op in enumerate(alike):
         for tensor, results in zip(op.outputs, drawn, strict=True):
-            values.setdefault(tensor, results[place])  # a fed tensor keeps its fed value
+            # A fed tensor keeps its fed value.
+            values.setdefault(tensor, results[place])
 
 
-def _size(spec: TensorSpec) -> int:
-    return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+def _describe_jaxpr(jaxpr: ClosedJaxpr) -> Hashable:
+    """Describes a jaxpr. Jaxprs that compute the same have equal descriptions.
 
-
-def _form(jaxpr: ClosedJaxpr) -> Hashable:
-    """Describes a jaxpr; equal for jaxprs that compute the same of their arguments.
-
-    Returns None if that cannot be told. The jitted functions in a jaxpr are compared by identity: JAX traces each once
-    for arguments of one kind.
+    Returns None if the jaxpr cannot be described. The jitted functions in a jaxpr are compared by identity: JAX traces
+    each once for arguments of one kind.
     """
+    # Arrays cannot be hashed.
     if jaxpr.consts:
         return None
     numbers: dict[Var, int] = {}
 
-    def atom(one: Var | Literal) -> Hashable:
-        if isinstance(one, Literal):
-            value = np.asarray(one.val)
-            return str(one.aval), value.dtype.str, value.tobytes()
-        return numbers.setdefault(one, len(numbers))
+    def describe_atom(atom: Var | Literal) -> Hashable:
+        if isinstance(atom, Literal):
+            value = np.asarray(atom.val)
+            return str(atom.aval), value.dtype.str, value.tobytes()
+        return numbers.setdefault(atom, len(numbers))
+
+    def describe_atoms(atoms: Iterable[Var | Literal]) -> Hashable:
+        return tuple(map(describe_atom, atoms))
 
     inner = jaxpr.jaxpr
     form = (
-        tuple((atom(v), str(v.aval)) for v in inner.invars),
+        tuple((describe_atom(v), str(v.aval)) for v in inner.invars),
         tuple(
-            (e.primitive, tuple(map(atom, e.invars)), tuple(sorted(e.params.items())), tuple(map(atom, e.outvars)))
+            (e.primitive, describe_atoms(e.invars), tuple(sorted(e.params.items())), describe_atoms(e.outvars))
             for e in inner.eqns
         ),
-        tuple(map(atom, inner.outvars)),
+        describe_atoms(inner.outvars),
     )
+    # A parameter of an equation may be unhashable.
     try:
         hash(form)
     except TypeError:

@@ -1,9 +1,10 @@
-"""Lower: the operations of a stage become one program, or a list of host kernels."""
+"""Lowering: the operations of a stage become one program, or a list of host kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.extend
@@ -33,6 +34,9 @@ from runtime.plan.place import Device
 from runtime.plan.plan import HostCall, Program, ProgramOutput, Stage, VariableOutput
 from runtime.tensor_spec import AnyArray, TensorSpec
 
+_RETURN_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
+"""Types of the updates whose output is the new value of the variable."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -47,35 +51,70 @@ class Traced:
         return self.alias.get(tensor, tensor)
 
 
+@dataclass(frozen=True)
+class StageSource:
+    """A stage before lowering.
+
+    Attributes:
+        device: the device of the stage.
+        operations: in the order in which the operations run. All or none are host operations.
+        inputs: tensors from outside, constants too large to embed among them.
+        outputs: tensors for other stages and for the client.
+        traced: the step's jaxprs and shapes.
+    """
+
+    device: Device
+    operations: Sequence[Operation]
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    traced: Traced
+
+
+class _Accesses(NamedTuple):
+    """The variables of a stage.
+
+    Attributes:
+        variables: the variables that the stage touches.
+        reads: indices of the variables that enter the program.
+        writes: indices of the variables that the stage writes.
+    """
+
+    variables: tuple[VariableSpec, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
 def trace_all(
     operations: Sequence[Operation], feeds: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]
 ) -> Traced:
     """Traces every operation of a step once, with the concrete shapes of this step's feeds.
 
     Raises:
-        InvalidArgumentError: an operation does not fit these shapes; names the operation.
+        InvalidArgumentError: an operation does not fit these shapes. The message names the operation.
     """
     specs: dict[Tensor, TensorSpec] = dict(feeds)
     jaxprs: dict[Operation, ClosedJaxpr] = {}
     for op in operations:
         body = op.body
         if isinstance(body, Pure | Update):
-            arguments = _arguments(op, specs, alias)
-            jaxprs[op] = _trace_one(op, body, arguments)
+            jaxprs[op] = _trace_one(op, body, _find_arguments(op, specs, alias))
             results = [TensorSpec.of(a) for a in jaxprs[op].out_avals]
-            if isinstance(body, Deferred):  # its outputs are the kernel's
+            # The outputs of a deferred update are the kernel's.
+            if isinstance(body, Deferred):
                 results += map(static_spec, op.outputs)
             if isinstance(body, Update):
-                results = _checked_new_values(op, body, results)
+                results = _check_new_values(op, body, results)
             found = list(zip(op.outputs, results, strict=True))
         elif isinstance(body, Constant):
             found = [(op.outputs[0], TensorSpec.of(body.value))]
         elif isinstance(body, Read):
             found = [(op.outputs[0], TensorSpec.of(body.variable))]
-        else:  # a host kernel: what is declared, as far as it is known
+        # Nothing is known of the outputs of a host kernel but the declared shapes.
+        else:
             found = [(t, static_spec(t)) for t in op.outputs if t.shape is not None and None not in t.shape]
+        # A fed tensor keeps the shape of the fed value.
         for tensor, spec in found:
-            specs.setdefault(tensor, spec)  # a fed tensor keeps the shape it was fed with
+            specs.setdefault(tensor, spec)
     return Traced(jaxprs, specs, alias)
 
 
@@ -84,7 +123,9 @@ def static_spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(d for d in tensor.shape or () if d is not None), tensor.dtype)
 
 
-def _arguments(op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]) -> list[TensorSpec]:
+def _find_arguments(
+    op: Operation, specs: Mapping[Tensor, TensorSpec], alias: Mapping[Tensor, Tensor]
+) -> list[TensorSpec]:
     out = []
     for tensor in (alias.get(t, t) for t in op.inputs):
         if tensor not in specs:
@@ -101,6 +142,7 @@ def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec])
     if isinstance(body, Update) and not body.overwrites:
         arguments = [*map(TensorSpec.of, body.variables), *arguments]
     outputs = () if isinstance(body, Deferred) else op.outputs
+    # Each operation has its own mode: a 64-bit array of one operation must not widen another operation.
     wide = op.wide or needs_64_bit([s.dtype for s in arguments] + [t.dtype for t in outputs])
     if any(s.dtype == object for s in arguments):
         raise InvalidArgumentError(f"operation {op.name!r}: a string tensor cannot enter a numeric computation")
@@ -111,13 +153,15 @@ def _trace_one(op: Operation, body: Pure | Update, inputs: Sequence[TensorSpec])
         raise InvalidArgumentError(f"operation {op.name!r}({shapes}): {one_line(error)}") from error
 
 
-def _checked_new_values(op: Operation, body: Update, results: list[TensorSpec]) -> list[TensorSpec]:
+def _check_new_values(op: Operation, body: Update, results: list[TensorSpec]) -> list[TensorSpec]:
+    """Checks the new values of the variables, and returns the results behind the new values."""
     wanted = len(body.variables) + len(op.outputs)
     if len(results) != wanted:
         raise InvalidArgumentError(
             f"operation {op.name!r} must give {len(body.variables)} new values and {len(op.outputs)} outputs, "
             f"its function gave {len(results)} arrays"
         )
+    # A task allocates a variable once, so a step cannot change its shape or dtype.
     for variable, new in zip(body.variables, results, strict=False):
         if new.shape != variable.shape or new.dtype != variable.dtype:
             raise InvalidArgumentError(
@@ -127,106 +171,87 @@ def _checked_new_values(op: Operation, body: Update, results: list[TensorSpec]) 
     return results[len(body.variables) :]
 
 
-def lower_stage(
-    device: Device,
-    operations: Sequence[Operation],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    traced: Traced,
-) -> Stage:
+def lower_stage(source: StageSource) -> Stage:
     """Lowers the operations of one stage.
 
-    Args:
-        device: where it will run.
-        operations: in the order they run; all host operations, or none.
-        inputs: tensors that come from outside, constants too large to embed among them.
-        outputs: tensors that others need.
-        traced: the step's jaxprs and shapes.
+    Raises:
+        InvalidArgumentError: the operations cannot become a program for the device. The message names the operations.
     """
-    if isinstance(operations[0].body, Deferred):
-        return _lower_deferred(device, operations[0], operations[0].body, inputs, outputs, traced)
-    lowering = _lower_host if runs_on_host(operations[0].body) else _lower_xla
-    return lowering(device, operations, inputs, outputs, traced)
+    first = source.operations[0]
+    if isinstance(first.body, Deferred):
+        return _lower_deferred(source, first, first.body)
+    return _lower_host(source) if runs_on_host(first.body) else _lower_xla(source)
 
 
-def _lower_host(
-    device: Device, operations: Sequence[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
-) -> Stage:
-    place = {tensor: i for i, tensor in enumerate(inputs)}
+def _lower_host(source: StageSource) -> Stage:
+    place = {tensor: i for i, tensor in enumerate(source.inputs)}
     calls = []
-    count = len(inputs)
-    for op in operations:
-        kernel, attrs = _kernel(op.body)
-        arguments = tuple(place[traced.real(t)] for t in op.inputs)
+    count = len(place)
+    for op in source.operations:
+        kernel, attrs = _find_kernel(op.body)
+        arguments = tuple(place[source.traced.real(t)] for t in op.inputs)
         calls.append(HostCall(kernel, attrs, arguments, len(op.outputs), op.name))
+        # A fed tensor keeps its fed value. The kernel's result still counts.
         for tensor in op.outputs:
-            place.setdefault(tensor, count)  # a fed tensor keeps its fed value
+            place.setdefault(tensor, count)
             count += 1
     return Stage(
-        device,
+        source.device,
         inputs=None,
-        outputs=tuple(ProgramOutput(place[t]) for t in outputs),
+        outputs=tuple(ProgramOutput(place[t]) for t in source.outputs),
         output_specs=None,
         host=tuple(calls),
-        writes_state=any(is_write(op) for op in operations),
-        operations=tuple(op.name for op in operations),
+        writes_state=any(map(is_write, source.operations)),
+        operations=tuple(op.name for op in source.operations),
     )
 
 
-def _kernel(body: Body) -> tuple[str, Attrs]:
-    if isinstance(body, Read):  # of a string variable
+def _find_kernel(body: Body) -> tuple[str, Attrs]:
+    # Reads of string variables run on the host, reads of numbers do not.
+    if isinstance(body, Read):
         return "read", {"variable": body.variable.name, "container": body.variable.container}
     assert isinstance(body, Host)
     return body.kernel, dict(body.attrs)
 
 
-def _lower_deferred(
-    device: Device, op: Operation, body: Deferred, inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
-) -> Stage:
-    """Lowers a kernel and the update that it may run.
+def _lower_deferred(source: StageSource, op: Operation, body: Deferred) -> Stage:
+    """Lowers a kernel and the update that the kernel may run.
 
     The stage has both a host call and a program.
     """
-    variables, reads, writes = _variables([op])
-    own = [traced.real(t) for t in op.inputs[body.kernel_inputs :]]
-    place = {tensor: i for i, tensor in enumerate((*inputs, *op.outputs))}
-    call = HostCall(
-        body.kernel, dict(body.attrs), tuple(place[traced.real(t)] for t in op.inputs), len(op.outputs), op.name
-    )
+    assert len(source.operations) == 1, "a deferred update shares its stage with no operation"
+    accesses, traced = _find_accesses([op]), source.traced
+    place = {tensor: i for i, tensor in enumerate((*source.inputs, *op.outputs))}
+    arguments = [traced.real(t) for t in op.inputs]
+    call = HostCall(body.kernel, dict(body.attrs), tuple(place[t] for t in arguments), len(op.outputs), op.name)
     return Stage(
-        device,
-        variables,
-        reads,
-        writes,
-        tuple(traced.specs[t] for t in inputs),
-        tuple(ProgramOutput(place[t]) for t in outputs),
-        tuple(traced.specs[t] for t in outputs),
-        _program(device, [op], own, [], traced),
+        source.device,
+        *accesses,
+        tuple(traced.specs[t] for t in source.inputs),
+        tuple(ProgramOutput(place[t]) for t in source.outputs),
+        tuple(traced.specs[t] for t in source.outputs),
+        _make_program(source, accesses, arguments[body.kernel_inputs :], []),
         host=(call,),
         writes_state=True,
         operations=(op.name,),
     )
 
 
-def _lower_xla(
-    device: Device, operations: Sequence[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor], traced: Traced
-) -> Stage:
-    variables, reads, writes = _variables(operations)
-    input_specs = tuple(traced.specs[t] for t in inputs)
+def _lower_xla(source: StageSource) -> Stage:
+    operations, traced = source.operations, source.traced
+    input_specs = tuple(traced.specs[t] for t in source.inputs)
     if any(s.dtype == object for s in input_specs):
         raise InvalidArgumentError(f"a string tensor cannot enter the computation of {operations[0].name!r}")
-
-    # An output that is just a variable's final value is not computed. Evaluating with tokens in place of arrays shows
-    # which outputs are.
-    computed, refs = _outputs(operations, outputs, variables)
-
-    program = _program(device, operations, inputs, computed, traced) if writes or computed else None
+    accesses = variables, reads, writes = _find_accesses(operations)
+    computed, refs = _find_outputs(source, variables)
+    # A stage that only hands out variables has no program, and reads no variable into a program.
+    program = _make_program(source, accesses, source.inputs, computed) if writes or computed else None
     specs = tuple(
         TensorSpec.of(variables[r.index]) if isinstance(r, VariableOutput) else traced.specs[t]
-        for t, r in zip(outputs, refs, strict=True)
+        for t, r in zip(source.outputs, refs, strict=True)
     )
     return Stage(
-        device,
+        source.device,
         variables,
         reads if program is not None else (),
         writes,
@@ -239,46 +264,45 @@ def _lower_xla(
     )
 
 
-def _program(
-    device: Device,
-    operations: Sequence[Operation],
-    inputs: Sequence[Tensor],
-    computed: Sequence[Tensor],
-    traced: Traced,
+def _make_program(
+    source: StageSource, accesses: _Accesses, inputs: Sequence[Tensor], computed: Sequence[Tensor]
 ) -> Program:
-    """Makes the program of a stage: from the variables it reads and inputs to those it writes and computed tensors."""
-    variables, reads, writes = _variables(operations)
+    """Makes the program of a stage: ``(variables read, inputs) -> (variables written, computed tensors)``."""
+    device, operations, traced = source.device, source.operations, source.traced
+    variables, reads, writes = accesses
 
-    def run(*arguments: jax.Array) -> tuple[AnyArray, ...]:
+    def run_operations(*arguments: jax.Array) -> tuple[AnyArray, ...]:
         now: dict[VariableSpec, AnyArray] = dict(zip((variables[i] for i in reads), arguments, strict=False))
         values: dict[Tensor, AnyArray] = dict(zip(inputs, arguments[len(reads) :], strict=True))
         draw_alike(operations, traced.jaxprs, traced.specs, values)
         for op in operations:
-            _evaluate(op, traced, now, values)
+            _evaluate_operation(op, traced, now, values)
         results = (*(now[variables[i]] for i in writes), *(values[t] for t in computed))
-        # Without a computed result, a last one tells when the program is done: variables may be donated meanwhile.
+        # Each program has a result that shows when the program is done. A written variable does not show the end: the
+        # next program may have taken over its memory.
         return results if computed else (*results, np.zeros((), np.bool_))
 
     arguments = (*(TensorSpec.of(variables[i]) for i in reads), *(traced.specs[t] for t in inputs))
     try:
         make = own_program if device.is_own else write_program
-        return make(run, arguments, device.platform)
+        return make(run_operations, arguments, device.platform)
+    # The writer names no operation of the graph, so each operation is tried alone.
     except NotInTableError as error:
-        names = ", ".join(
-            op.name
-            for op in operations
-            if op in traced.jaxprs and not _can_be_written(traced.jaxprs[op], device.platform)
-        )
+        jaxprs = traced.jaxprs
+        bad = [op for op in operations if op in jaxprs and not _can_be_written(jaxprs[op], device.platform)]
         raise InvalidArgumentError(
-            f"operations [{names}] cannot be sent to {device.name}: {one_line(error)}; "
+            f"operations [{_join_names(bad)}] cannot be sent to {device.name}: {one_line(error)}; "
             "place them on a device of this process"
         ) from error
     # A callback in an operation, or an operation that this platform does not have.
     except Exception as error:
-        names = ", ".join(op.name for op in operations)
         raise InvalidArgumentError(
-            f"operations [{names}] cannot become a program for {device.name}: {one_line(error)}"
+            f"operations [{_join_names(operations)}] cannot become a program for {device.name}: {one_line(error)}"
         ) from error
+
+
+def _join_names(operations: Sequence[Operation]) -> str:
+    return ", ".join(op.name for op in operations)
 
 
 def _can_be_written(jaxpr: ClosedJaxpr, platform: str) -> bool:
@@ -289,8 +313,7 @@ def _can_be_written(jaxpr: ClosedJaxpr, platform: str) -> bool:
     return True
 
 
-def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...], tuple[int, ...], tuple[int, ...]]:
-    """Finds the variables of a stage, those that enter the program, and those that the stage writes."""
+def _find_accesses(operations: Sequence[Operation]) -> _Accesses:
     index: dict[VariableSpec, int] = {}
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}
@@ -299,31 +322,39 @@ def _variables(operations: Sequence[Operation]) -> tuple[tuple[VariableSpec, ...
         for variable in touched:
             i = index.setdefault(variable, len(index))
             overwrites = isinstance(op.body, Update) and op.body.overwrites
+            # A value that the stage itself has written does not enter the program.
             if not overwrites and i not in writes:
                 reads[i] = None
             if isinstance(op.body, Update):
                 writes[i] = None
-    return tuple(index), tuple(reads), tuple(writes)
+    return _Accesses(tuple(index), tuple(reads), tuple(writes))
 
 
-def _outputs(
-    operations: Sequence[Operation], outputs: Sequence[Tensor], variables: Sequence[VariableSpec]
+def _find_outputs(
+    source: StageSource, variables: Sequence[VariableSpec]
 ) -> tuple[list[Tensor], tuple[VariableOutput | ProgramOutput, ...]]:
-    """Tells outputs that are a variable's final value (sent by reference) from those that are computed."""
+    """Separates outputs that are a variable's final value from outputs that the program computes.
+
+    A final value is sent by reference.
+
+    Returns:
+        The computed tensors, and the source of each output.
+    """
+    # The versions of a variable are counted in the order of the stage: an output with the last version is final.
     versions = dict.fromkeys(variables, 0)
     same_as: dict[Tensor, tuple[VariableSpec, int]] = {}
-    for op in operations:
+    for op in source.operations:
         if isinstance(op.body, Read):
             same_as[op.outputs[0]] = (op.body.variable, versions[op.body.variable])
         elif isinstance(op.body, Update):
             for variable in op.body.variables:
                 versions[variable] += 1
-            if op.type in _GIVES_NEW_VALUE and len(op.body.variables) == 1 and op.outputs:
+            if op.type in _RETURN_NEW_VALUE and len(op.body.variables) == 1 and op.outputs:
                 same_as[op.outputs[0]] = (op.body.variables[0], versions[op.body.variables[0]])
     final = {(v, n): i for i, (v, n) in enumerate(versions.items())}
     computed: list[Tensor] = []
     refs: list[VariableOutput | ProgramOutput] = []
-    for tensor in outputs:
+    for tensor in source.outputs:
         index = final.get(same_as[tensor]) if tensor in same_as else None
         if index is not None:
             refs.append(VariableOutput(index))
@@ -333,10 +364,9 @@ def _outputs(
     return computed, tuple(refs)
 
 
-_GIVES_NEW_VALUE = frozenset({"Assign", "AssignAdd", "AssignSub"})
-
-
-def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], values: dict[Tensor, AnyArray]) -> None:
+def _evaluate_operation(
+    op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], values: dict[Tensor, AnyArray]
+) -> None:
     """Runs one operation on tracers: ``now`` holds the variables as of this point of the stage."""
     body = op.body
     results: Sequence[AnyArray]
@@ -345,22 +375,25 @@ def _evaluate(op: Operation, traced: Traced, now: dict[VariableSpec, AnyArray], 
     elif isinstance(body, Constant):
         results = [body.value]
     elif isinstance(body, Pure):
+        # The outputs were drawn in a loop, or are fed.
         if values.keys() >= {*op.outputs}:
-            return  # drawn with others, or fed
-        results = _apply(traced.jaxprs[op], [values[traced.real(t)] for t in op.inputs])
+            return
+        results = _apply_jaxpr(traced.jaxprs[op], [values[traced.real(t)] for t in op.inputs])
     else:
         assert isinstance(body, Update)
         old = [] if body.overwrites else [now[v] for v in body.variables]
         given = op.inputs[body.kernel_inputs :] if isinstance(body, Deferred) else op.inputs
-        everything = _apply(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)])
+        everything = _apply_jaxpr(traced.jaxprs[op], [*old, *(values[traced.real(t)] for t in given)])
         now.update(zip(body.variables, everything, strict=False))
+        # The outputs of a deferred update are the kernel's.
         if isinstance(body, Deferred):
-            return  # its outputs are the kernel's
+            return
         results = everything[len(body.variables) :]
+    # A fed tensor keeps its fed value.
     for tensor, value in zip(op.outputs, results, strict=True):
-        values.setdefault(tensor, value)  # a fed tensor keeps its fed value
+        values.setdefault(tensor, value)
 
 
-def _apply(jaxpr: ClosedJaxpr, arguments: Sequence[AnyArray]) -> Sequence[AnyArray]:
+def _apply_jaxpr(jaxpr: ClosedJaxpr, arguments: Sequence[AnyArray]) -> Sequence[AnyArray]:
     results: Sequence[AnyArray] = jax.extend.core.jaxpr_as_fun(jaxpr)(*arguments)
     return results

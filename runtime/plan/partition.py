@@ -1,12 +1,33 @@
 """Partitioning: placed operations become stages, the units that run as one program on one device.
 
-An operation's wave is the longest path to it counted in changes of place. A stage is (place, wave), so edges between
-stages lead to later waves and the stages of one wave are independent of each other. Where an operation could be in
-several waves it goes where it adds no stage: reads and computations as late as possible, writes as early.
+Wanted: few stages, because each stage costs a message and a start of a program. No two stages may wait for each
+other. Every process that plans the same graph must find the same stages, because tasks know programs by their bytes.
 
-An operation that may wait is a stage of its own. A stage waits for such an operation only if its own operations do. So
-an operation that feeds an enqueue never shares a stage with an operation that a dequeue feeds. In one stage the two
-could wait for each other.
+Three simpler ways fail:
+
+* One stage for each operation. A step would send a message for each addition, and XLA would fuse nothing.
+* One stage for each place. A step reads a variable on a parameter server, computes on a worker, and updates the
+  variable on the parameter server. The read and the update have one place, and the computation between them would
+  wait for its own result.
+* One stage for each wave of a place, and each operation in its earliest wave. The wave of an operation is the longest
+  path to the operation, counted in changes of place. Edges then lead to later waves only, so no circle arises. But an
+  operation that depends on nothing lands in wave 0, and makes a stage there although its reader runs in wave 2.
+
+Solution: waves, and each operation moves to where the operation adds no stage.
+
+1. Forward, each operation receives its earliest wave. The stages of these waves are the stages to choose from.
+2. Backward, each read and each computation moves to the last of these stages that comes before its readers.
+3. Forward again, each write joins the first stage that is left and fits. So a variable is written early.
+
+An operation that may wait, such as a dequeue, is a stage of its own. A stage waits for such an operation only if all
+its operations do. Otherwise an operation that feeds an enqueue could share a stage with an operation that needs the
+dequeue of the same queue, and the stage would wait for itself. So a stage has a spot: its place, and the waiting
+operations behind which the stage runs.
+
+Within a stage a read of a variable comes after the write, unless the write waits for the read.
+
+Limits: each operation chooses alone, so a step may have more stages than the least possible number. A path that
+changes the place n times has n + 1 waves, however the operations move.
 """
 
 from __future__ import annotations
@@ -14,7 +35,8 @@ from __future__ import annotations
 import graphlib
 import heapq
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +44,7 @@ from runtime.graph.graph import Operation, reachable
 from runtime.graph.op_kinds import Host, Read, Update, may_wait
 
 Place = Hashable
-"""Where an operation runs: equal places in one wave share a stage."""
+"""The place of an operation. Operations of equal places may share a stage."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +56,31 @@ class Partition:
     operations: tuple[Operation, ...]
 
 
-def partition(
+def partition_operations(
     operations: Sequence[Operation],
     waits_for: Mapping[Operation, Sequence[Operation]],
-    place_of: Callable[[Operation], Place],
+    find_place: Callable[[Operation], Place],
 ) -> list[Partition]:
-    """Partitions ``operations`` (given in topological order) into stages, in the order of their waves."""
-    found = _Waves(operations, waits_for, place_of)
+    """Partitions ``operations`` into stages, in the order of their waves.
+
+    Args:
+        operations: the operations of the step, in topological order.
+        waits_for: for each operation, the operations before it.
+        find_place: the function that returns the place of an operation.
+    """
+    found = _Waves(operations, waits_for, find_place)
     members: dict[tuple[int, Place], list[Operation]] = {}
     for op in operations:
         members.setdefault((found.waves[op], found.spots[op]), []).append(op)
-    stages = sorted(members.items(), key=lambda item: item[0][0])  # stable: first made first within a wave
-    return [Partition(place, wave, tuple(_in_order(ops, waits_for))) for (wave, place), ops in stages]
+    # The sort is stable: within a wave the stages keep the order of their first operations.
+    stages = sorted(members.items(), key=lambda item: item[0][0])
+    return [Partition(place, wave, tuple(_order_operations(ops, waits_for))) for (wave, place), ops in stages]
 
 
-def after(
+def find_awaited_stages(
     partitions: Sequence[Partition], waits_for: Mapping[Operation, Sequence[Operation]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Finds for each stage the numbers of the stages that must be finished before it begins."""
+    """Finds for each stage the numbers of the stages that must be finished before."""
     stage_of = {op: i for i, c in enumerate(partitions) for op in c.operations}
     return tuple(
         tuple(sorted({stage_of[before] for op in c.operations for before in waits_for[op]} - {i}))
@@ -60,7 +89,7 @@ def after(
 
 
 def is_write(op: Operation) -> bool:
-    """Returns True if the operation changes something that outlives the step."""
+    """Returns True if the operation changes state that outlives the step."""
     return isinstance(op.body, Update) or isinstance(op.body, Host) and op.body.stateful
 
 
@@ -68,7 +97,7 @@ class _Spot(NamedTuple):
     """The place of an operation, and the waiting operations behind which it runs. Equal spots share a stage."""
 
     place: Place
-    behind: frozenset[Operation] = frozenset()
+    behind: frozenset[Operation]
 
 
 class _Waves:
@@ -78,65 +107,83 @@ class _Waves:
         self,
         operations: Sequence[Operation],
         waits_for: Mapping[Operation, Sequence[Operation]],
-        place_of: Callable[[Operation], Place],
+        find_place: Callable[[Operation], Place],
     ) -> None:
+        self._operations = operations
         self._waits_for = waits_for
         self._followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
         self._earliest: dict[Operation, int] = {}
         self.spots: dict[Operation, _Spot] = {}
-        # Forward: the earliest wave of each operation, and the waiting operations behind which it runs.
-        used: dict[Place, dict[_Spot, set[int]]] = {}
-        for op in operations:
+        self._find_earliest(find_place)
+        self.waves = dict(self._earliest)
+        self._join_writes(self._move_others_late())
+
+    def _find_earliest(self, find_place: Callable[[Operation], Place]) -> None:
+        """Finds the spot and the earliest wave of each operation."""
+        for op in self._operations:
             behind = frozenset[Operation]()
-            for before in waits_for[op]:
+            for before in self._waits_for[op]:
                 behind |= self.spots[before].behind | ({before} if may_wait(before.body) else set())
                 self._followers[before].append(op)
-            place = (place_of(op), op) if may_wait(op.body) else place_of(op)
-            self.spots[op] = spot = _Spot(place, behind)
-            self._earliest[op] = self._floor(op, spot, self._earliest)
-            used.setdefault(place, {}).setdefault(spot, set()).add(self._earliest[op])
+            # An operation that may wait has a place of its own, so that it is a stage of its own.
+            place = (find_place(op), op) if may_wait(op.body) else find_place(op)
+            self.spots[op] = _Spot(place, behind)
+            self._earliest[op] = self._first_wave(op, self.spots[op], self._earliest)
 
-        # Backward: reads and computations move to the last stage that is there. Consumers come first, so that an
-        # operation holds none of them up.
-        self.waves = dict(self._earliest)
+    def _move_others_late(self) -> Mapping[Operation, float]:
+        """Moves reads and computations to the last stage that is there.
+
+        Returns:
+            The last wave in which each operation can be.
+        """
+        stages: dict[Place, dict[_Spot, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for op, spot in self.spots.items():
+            stages[spot.place][spot].add(self._earliest[op])
         latest: dict[Operation, float] = {}
-        for op in reversed(operations):
+        # Readers move first, so that an operation can follow its readers.
+        for op in reversed(self._operations):
             if not is_write(op):
-                self.waves[op], self.spots[op] = self._latest_stage(op, used[self.spots[op].place])
-            latest[op] = self._limit(op, self.spots[op])
-        occupied: dict[_Spot, set[int]] = {}
-        for op in operations:
-            if not is_write(op):
-                occupied.setdefault(self.spots[op], set()).add(self.waves[op])
-        # Forward again: a write joins the first stage that is there anyway. So a variable is written as early as
-        # possible without an additional stage.
-        for op in filter(is_write, operations):
-            floor = self._floor(op, self.spots[op], self.waves)
-            stages = occupied.setdefault(self.spots[op], set())
-            found = (wave for wave in stages if floor <= wave <= latest[op])
-            self.waves[op] = min(found, default=max(floor, self._earliest[op]))
-            stages.add(self.waves[op])
+                self.waves[op], self.spots[op] = self._last_stage(op, stages[self.spots[op].place])
+            latest[op] = self._last_wave(op, self.spots[op])
+        return latest
 
-    def _latest_stage(self, op: Operation, used: Mapping[_Spot, set[int]]) -> tuple[int, _Spot]:
+    def _join_writes(self, latest: Mapping[Operation, float]) -> None:
+        """Moves each write to the first stage that other operations need anyway.
+
+        So a variable is written as early as possible without an additional stage.
+        """
+        stages: dict[_Spot, set[int]] = defaultdict(set)
+        for op in self._operations:
+            if not is_write(op):
+                stages[self.spots[op]].add(self.waves[op])
+        for op in filter(is_write, self._operations):
+            first = self._first_wave(op, self.spots[op], self.waves)
+            there = stages[self.spots[op]]
+            found = (wave for wave in there if first <= wave <= latest[op])
+            self.waves[op] = min(found, default=max(first, self._earliest[op]))
+            there.add(self.waves[op])
+
+    def _last_stage(self, op: Operation, stages: Mapping[_Spot, set[int]]) -> tuple[int, _Spot]:
         """Finds the last stage that can take the operation.
 
         Of stages of one wave, the stage at the operation's own spot is preferred.
         """
         own = self.spots[op]
         found: list[tuple[int, bool, _Spot]] = []
-        for spot, stages in used.items():
+        for spot, waves in stages.items():
+            # At a spot behind fewer waiting operations, the operation would hold up the other operations.
             if own.behind <= spot.behind:
-                floor, limit = self._floor(op, spot, self._earliest), self._limit(op, spot)
-                found += [(wave, spot == own, spot) for wave in stages if floor <= wave <= limit]
+                first, last = self._first_wave(op, spot, self._earliest), self._last_wave(op, spot)
+                found += [(wave, spot == own, spot) for wave in waves if first <= wave <= last]
         wave, _, spot = max(found, key=lambda stage: stage[:2])
         return wave, spot
 
-    def _floor(self, op: Operation, spot: _Spot, waves: Mapping[Operation, int]) -> int:
-        """Returns the first wave in which ``op`` can be at ``spot``, after all that it waits for."""
+    def _first_wave(self, op: Operation, spot: _Spot, waves: Mapping[Operation, int]) -> int:
+        """Returns the first wave in which ``op`` can be at ``spot``, after the operations that ``op`` waits for."""
         return max((waves[b] + (self.spots[b] != spot) for b in self._waits_for[op]), default=0)
 
-    def _limit(self, op: Operation, spot: _Spot) -> float:
-        """Returns the last wave in which ``op`` can be at ``spot``, before all that wait for it.
+    def _last_wave(self, op: Operation, spot: _Spot) -> float:
+        """Returns the last wave in which ``op`` can be at ``spot``, before the operations that wait for ``op``.
 
         Returns -1 if ``op`` would hold them up.
         """
@@ -146,36 +193,55 @@ class _Waves:
         return min((self.waves[after] - (self.spots[after] != spot) for after in followers), default=math.inf)
 
 
-def _in_order(operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]]) -> list[Operation]:
+def _order_operations(
+    operations: Sequence[Operation], waits_for: Mapping[Operation, Sequence[Operation]]
+) -> list[Operation]:
     """Orders the operations of one stage.
 
-    An operation comes after all that it waits for. A read sees the written value of a variable, unless the write waits
-    for the read.
+    An operation comes after the operations that it waits for. A read sees the written value of a variable, unless the
+    write waits for the read.
     """
     inside = set(operations)
     before = {op: {other for other in waits_for[op] if other in inside} for op in operations}
-    reads: dict[tuple[str, str], list[Operation]] = {}
-    writes: dict[tuple[str, str], list[Operation]] = {}
-    for op in operations:
-        if isinstance(op.body, Read):
-            reads.setdefault((op.body.variable.container, op.body.variable.name), []).append(op)
-        elif isinstance(op.body, Update):
-            for variable in op.body.variables:
-                writes.setdefault((variable.container, variable.name), []).append(op)
-        elif isinstance(op.body, Host) and op.body.stateful and "variable" in op.body.attrs:  # a string variable's
-            writes.setdefault((op.body.attrs["container"], op.body.attrs["variable"]), []).append(op)
-    # A write that depends on the read stays behind it: the update of a counter computes with the old value.
+    reads, writes = _find_accesses(operations)
     moved = False
     for key, readers in reads.items():
-        for writer in writes.get(key, ()):
-            behind = reachable([writer], before.__getitem__)  # the same when a reader goes behind the writer
+        for writer in writes[key]:
+            # A read behind which the write comes stays there: the update of a counter computes with the old value.
+            # The set is the same for all readers, since no reader that goes behind the writer is in the set.
+            behind = reachable([writer], before.__getitem__)
             for reader in readers:
                 if reader not in behind:
                     before[reader].add(writer)
                     moved = True
-    if not moved:
-        return list(operations)
-    # Else in the order in which they were made: of two writes that nothing orders, the later one stays the last.
+    return _sort_oldest_first(before) if moved else list(operations)
+
+
+def _find_accesses(operations: Sequence[Operation]) -> tuple[_Accesses, _Accesses]:
+    """Finds the reads and the writes of each variable."""
+    reads: _Accesses = defaultdict(list)
+    writes: _Accesses = defaultdict(list)
+    for op in operations:
+        if isinstance(op.body, Read):
+            reads[op.body.variable.container, op.body.variable.name].append(op)
+        elif isinstance(op.body, Update):
+            for variable in op.body.variables:
+                writes[variable.container, variable.name].append(op)
+        # A host kernel writes a string variable.
+        elif isinstance(op.body, Host) and op.body.stateful and "variable" in op.body.attrs:
+            writes[op.body.attrs["container"], op.body.attrs["variable"]].append(op)
+    return reads, writes
+
+
+_Accesses = dict[tuple[str, str], list[Operation]]
+"""The operations that read or write a variable, by container and name."""
+
+
+def _sort_oldest_first(before: Mapping[Operation, Collection[Operation]]) -> list[Operation]:
+    """Sorts operations topologically, and else in the order in which they were made.
+
+    Of two writes without an order between them, the later one stays the last.
+    """
     sorter, ready, ordered = graphlib.TopologicalSorter(before), list[tuple[int, Operation]](), list[Operation]()
     sorter.prepare()
     while sorter.is_active():

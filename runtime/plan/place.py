@@ -1,4 +1,4 @@
-"""Place: the device that each operation of a step runs on."""
+"""Placement: each operation of a step receives the device on which it runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Device:
         job: name of the job.
         task: index in the job.
         type: "CPU", "GPU" ...
-        index: number among the task's devices of that type.
-        platform: XLA's name of the platform programs are lowered for ("cpu", "cuda", "rocm", "tpu").
+        index: number among the task's devices of the type.
+        platform: XLA's name of the device's platform ("cpu", "cuda", "rocm", "tpu"), for lowering.
         is_own: True for a device of the session's own process, which takes any JAX program. A device of another
             process takes expression lists.
     """
@@ -48,9 +48,9 @@ class Devices:
     """The devices from which the placer chooses.
 
     Attributes:
-        all: the devices of every task that the session may touch.
-        target: (job, task) of the session's target: where operations without a device run.
-        home: (job, task) where variables without a device live: one place for all sessions of a cluster.
+        all: the devices of every task of the session.
+        target: (job, task) of the session's target, for operations without a device.
+        home: (job, task) for variables without a device: one place for all sessions of a cluster.
         soft: fall back to a device of another type on the same task where the requested device is missing.
     """
 
@@ -60,79 +60,74 @@ class Devices:
     soft: bool = True
 
 
-def place(operations: Iterable[Operation], devices: Devices) -> Mapping[Operation, Device]:
-    """Chooses a device for each operation from what was asked for and what there is.
+def place_operations(operations: Iterable[Operation], devices: Devices) -> Mapping[Operation, Device]:
+    """Chooses a device for each operation from the requested and the existing devices.
 
-    Variables without a job go to ``devices.home``, local ones to the target; everything else without a job runs on the
-    target. A job without a task means the target's own task if it is of that job, else the job's first task; for
-    variables always the first, so that all sessions agree. Without a type, a computation takes the task's accelerator
-    when it has one.
+    Variables without a job go to ``devices.home``, local variables to the target. All other operations without a job
+    run on the target. A job without a task means the target's own task if the target is of the job, else the job's
+    first task; for variables always the first, so that all sessions agree. Without a type, a computation takes the
+    task's accelerator if the task has an accelerator.
 
     Raises:
-        InvalidArgumentError: nothing matches; names the operation, what was asked for and what there is.
+        InvalidArgumentError: no device matches. The message names the operation, the request and the devices.
     """
-    cache: dict[tuple[str, bool, bool, bool], Device] = {}
+    # A graph has thousands of operations and few requests, and a request takes time to parse.
+    cache: dict[tuple[str, bool, bool], Device] = {}
     placed = {}
     for op in operations:
-        body = op.body
-        stateful = (
-            isinstance(body, Read | Update)
-            or isinstance(body, Host)
-            and bool(body.resource or "variables" in body.attrs)
-        )
-        local = stateful and _is_local(op)
-        host = isinstance(body, Host)
-        key = (op.device, stateful, local, host)
+        shared, host = _is_shared(op), isinstance(op.body, Host)
+        key = (op.device, shared, host)
         if key not in cache:
-            cache[key] = _choose(op, devices, stateful, local, host)
+            cache[key] = _choose_device(op, devices, shared, host)
         placed[op] = cache[key]
     return placed
 
 
-def _is_local(op: Operation) -> bool:
+def _is_shared(op: Operation) -> bool:
+    """Returns True if the operation works on state of the cluster, which all sessions share."""
     body = op.body
     if isinstance(body, Read):
-        return body.variable.local
+        return not body.variable.local
     if isinstance(body, Update):
-        return any(v.local for v in body.variables)
-    return isinstance(body, Host) and bool(body.attrs.get("local"))
+        return not any(v.local for v in body.variables)
+    return isinstance(body, Host) and bool(body.resource or "variables" in body.attrs) and not body.attrs.get("local")
 
 
-def _choose(op: Operation, devices: Devices, stateful: bool, local: bool, host: bool) -> Device:
+def _choose_device(op: Operation, devices: Devices, shared: bool, host: bool) -> Device:
     spec = DeviceSpec.parse(op.device)
-    # Shared variables have one home for all sessions of a cluster. Local variables and computations stay on the target.
-    if spec.job is None:
-        job, task = devices.target if local or not stateful else devices.home
-        if spec.task is not None:
-            task = spec.task
-        candidates = [d for d in devices.all if (d.job, d.task) == (job, task)]
-    else:
-        candidates = [d for d in devices.all if d.job == spec.job and spec.task in (None, d.task)]
-        if spec.task is None and candidates:
-            # For a shared variable the first task is taken, even if the target is of the job: all sessions must agree.
-            tasks = {d.task for d in candidates}
-            own = devices.target if devices.target[0] == spec.job and devices.target[1] in tasks else None
-            first = own[1] if own is not None and (local or not stateful) else min(tasks)
-            candidates = [d for d in candidates if d.task == first]
+    candidates = _find_candidates(spec, devices, shared)
     if not candidates:
-        raise InvalidArgumentError(_nothing_matches(op, devices.all))
+        raise InvalidArgumentError(_describe_mismatch(op, devices.all))
+    cpu = next((d for d in candidates if d.type == "CPU"), candidates[0])
     # A host kernel runs on the CPU, whatever type the device names.
     if host:
-        return next((d for d in candidates if d.type == "CPU"), candidates[0])
-    if spec.device_type is None and spec.device_index is None:
-        return _preferred(candidates)
+        return cpu
+    # Of the devices that the request leaves open, an accelerator comes before the CPU.
     wanted = [d for d in candidates if spec.device_type in (None, d.type) and spec.device_index in (None, d.index)]
     if wanted:
-        return _preferred(wanted)
+        return min(wanted, key=lambda d: (d.type == "CPU", d.index))
     if devices.soft:
-        return next((d for d in candidates if d.type == "CPU"), candidates[0])
-    raise InvalidArgumentError(_nothing_matches(op, devices.all))
+        return cpu
+    raise InvalidArgumentError(_describe_mismatch(op, devices.all))
 
 
-def _preferred(candidates: Sequence[Device]) -> Device:
-    return min(candidates, key=lambda d: (d.type == "CPU", d.index))
+def _find_candidates(spec: DeviceSpec, devices: Devices, shared: bool) -> Sequence[Device]:
+    """Finds the devices of the task that the request means."""
+    job, task = spec.job, spec.task
+    if job is None:
+        # Shared variables have one home for all sessions. Local variables and computations stay on the target.
+        job, own_task = devices.home if shared else devices.target
+        task = own_task if task is None else task
+    there = [d for d in devices.all if d.job == job]
+    if task is None and there:
+        # All sessions must agree on a shared variable. So the first task has the variable, even if the target is of
+        # the job.
+        tasks = {d.task for d in there}
+        is_target = not shared and devices.target[0] == job and devices.target[1] in tasks
+        task = devices.target[1] if is_target else min(tasks)
+    return [d for d in there if d.task == task]
 
 
-def _nothing_matches(op: Operation, devices: Sequence[Device]) -> str:
+def _describe_mismatch(op: Operation, devices: Sequence[Device]) -> str:
     there = ", ".join(d.name for d in devices) or "none"
     return f"Cannot assign a device for operation {op.name!r}: it asks for {op.device!r}, and there are: {there}"

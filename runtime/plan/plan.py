@@ -1,4 +1,7 @@
-"""Plan: the stages of a step, made by the planner and run by a master. A plan is frozen and refers to no graph."""
+"""Plan: the stages of a step.
+
+The planner makes a plan, and a master runs the plan. A plan is frozen and refers to no graph.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ PULL, COMPUTE, PUSH = 0, 1, 2
 
 
 class ProgramIdentity(NamedTuple):
-    """The identity of a program, which includes everything that its sender says of the program.
+    """The identity of a program: its bytes, and its sender's description of the program.
 
-    A description is believed for no other sender.
+    A task believes a description for its own sender only.
 
     Attributes:
         sha256: SHA-256 of the program's bytes, in hexadecimal digits.
         arguments: shape and dtype of each argument.
         results: shape and dtype of each result.
-        is_own: True for a program that never leaves its process.
+        is_own: True for a program of the task's own process, which is no expression list.
     """
 
     sha256: str
@@ -40,11 +43,11 @@ class Program:
     """One XLA program: ``(variables read, inputs) -> (variables written, outputs)``.
 
     Attributes:
-        blob: an expression list (``runtime.expressions``); with a jaxpr, the text of the module that JAX makes of it.
+        blob: an expression list (``runtime.expressions``), or the text of JAX's module of the jaxpr.
         arguments: shape and dtype of each argument.
         results: shape and dtype of each result.
-        jaxpr: the computation of a program that never leaves its process; None for an expression list.
-        sha256: SHA-256 of the blob, in hexadecimal digits. By default computed; given where the blob may be missing.
+        jaxpr: the computation of a program that stays in its process; None for an expression list.
+        sha256: SHA-256 of the blob, in hexadecimal digits; computed by default, given where the blob may be missing.
     """
 
     blob: bytes
@@ -59,7 +62,7 @@ class Program:
 
     @property
     def identity(self) -> ProgramIdentity:
-        """Returns the identity by which a task keeps the program, and compiles it once."""
+        """Returns the identity under which a task keeps the program and compiles the program once."""
         return ProgramIdentity(self.sha256, self.arguments, self.results, self.jaxpr is not None)
 
 
@@ -84,7 +87,7 @@ class HostCall:
 
 @dataclass(frozen=True)
 class VariableOutput:
-    """An output that is the value of a variable after the stage: handed out by reference, never computed."""
+    """An output by reference: the value of a variable after the stage. The program does not compute the output."""
 
     index: int
 
@@ -93,7 +96,8 @@ class VariableOutput:
 class ProgramOutput:
     """An output that the program computes.
 
-    ``index`` counts its results behind the written variables; for a host stage, the inputs followed by all results.
+    ``index`` counts the program's results behind the written variables. For a host stage ``index`` counts the inputs,
+    and then all results.
     """
 
     index: int
@@ -101,7 +105,9 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class Stage:
-    """The operations of a step that run together on one device. A task registers and runs a stage.
+    """The operations of a step that run together on one device.
+
+    A task registers a stage once, and runs the stage in each step.
 
     Attributes:
         device: full name of the device.
@@ -112,8 +118,8 @@ class Stage:
         outputs: the source of each output.
         output_specs: shape and dtype of each output; None when the layout is not fixed.
         program: the XLA program, or None when nothing is computed.
-        host: the kernels of a host stage, in order. With a program too, a deferred update: one kernel, that runs the
-            program with inputs of its own when it sees fit.
+        host: the kernels of a host stage, in order. A deferred update has one kernel and a program: the kernel decides
+            when to run the program, and with which inputs.
         writes_state: True if running the stage twice differs from running the stage once.
         operations: names of the operations, for traces and errors; not part of the stage's identity.
     """
@@ -132,7 +138,7 @@ class Stage:
 
     @property
     def may_wait(self) -> bool:
-        """Returns True if the stage may wait for something that other stages do."""
+        """Returns True if the stage may wait for effects of other stages."""
         return any(kernel_may_wait(call.kernel) for call in self.host)
 
 
@@ -158,14 +164,14 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True)
 class StageCall:
-    """One stage of a plan with its place in the step's table of values (its slots).
+    """One stage of a plan, with its slots in the step's table of values.
 
     Attributes:
-        stage: the stage that runs.
+        stage: the stage to run.
         wave: stages of one wave are independent of each other.
         inputs: the slot of each input.
         outputs: the slot of each output.
-        remote: for inputs that come straight from another task, by input index.
+        remote: the inputs that come straight from another task, by input index.
         holds: the outputs that other tasks will fetch, by output index.
         replies: indices of the outputs that the master needs.
     """
@@ -181,17 +187,17 @@ class StageCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """All stages for one (fetches, feed shapes), with the edges between them as slots of a table of values.
+    """All stages for one (fetches, feed shapes). The edges between the stages are slots of a table of values.
 
     Slots come in this order: the feeds, the constants, the step's own id, then the outputs of the stages.
 
     Attributes:
         feeds: number of feeds.
-        constants: values that travel with the step because they are too large to be literals of a program.
+        constants: values that travel with the step, too large to be literals of a program.
         stages: in the order of their waves.
         fetches: the slot of each fetched tensor, or -1 for an operation (its value is None).
         slots: the size of the table of values.
-        after: for each stage, the numbers of the stages that must be over before it begins.
+        after: for each stage, the numbers of the stages to wait for.
     """
 
     feeds: int
@@ -213,11 +219,13 @@ class Plan:
 
     @property
     def is_training(self) -> bool:
-        """Returns True if a step trains.
+        """Returns True if the step trains.
 
-        Such a step computes new values of variables from the old ones, or acts on resources (an accumulator, a queue).
+        A training step computes new values of variables from the old values, or acts on resources (an accumulator, a
+        queue).
         """
         stages = [call.stage for call in self.stages]
+        # A variable that is only written is initialised, not trained.
         return any(set(s.reads) & set(s.writes) or (s.host and s.writes_state) for s in stages)
 
     def parts(self) -> list[int]:
@@ -229,14 +237,15 @@ class Plan:
         computing = [i for i, stages in enumerate(ordered) if any(s.program and not s.variables for s in stages)]
         if not computing:
             return [PUSH if any(s.writes_state for s in stages) else PULL for stages in ordered]
+        # Between the first and the last computation all waves count as computing, such as a pull in the middle.
         first, last = computing[0], computing[-1]
         return [PULL if i < first else PUSH if i > last else COMPUTE for i in range(len(ordered))]
 
     def awaited_slots(self, own_task: str) -> list[int]:
         """Returns for each wave, in order, the slot of a value to wait for before the wave is sent, or -1.
 
-        A program on the master's task is started and computes on; sending its results would wait for it. The master
-        waits for one of these values first, so that the time of computing and the time of sending are counted apart.
+        A program on the master's task computes on after its start, and a send of its results would wait for the end.
+        The master waits for a result first, so that the time of computing and the time of sending are counted apart.
 
         Args:
             own_task: the master's task.
@@ -262,6 +271,7 @@ class Plan:
         Args:
             own_task: the master's task.
         """
+        # Inputs from other tasks do not pass the master. A host stage declares no inputs, so its bytes are not counted.
         total = 0
         for call in self.stages:
             stage = call.stage

@@ -1,4 +1,8 @@
-"""From a graph to a plan: prune, place, partition, lower, and lay the edges between the stages."""
+"""The planner: a graph becomes a plan.
+
+A session calls ``make_plan`` once for each structure of fetches and each set of feed shapes. The phases are: prune,
+place, trace, partition, lower, and lay the edges between the stages. Equal graphs have equal plans in every process.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Deferred, Read, StepId, runs_on_host
-from runtime.plan.lower import Traced, lower_stage, static_spec, trace_all
-from runtime.plan.partition import Partition, after, partition
-from runtime.plan.place import Device, Devices, place
+from runtime.plan.lower import StageSource, Traced, lower_stage, static_spec, trace_all
+from runtime.plan.partition import Partition, find_awaited_stages, partition_operations
+from runtime.plan.place import Device, Devices, place_operations
 from runtime.plan.plan import Hold, Plan, Remote, StageCall
-from runtime.plan.prune import Needed, prune, without_identities
-from runtime.tensor_spec import TensorSpec
+from runtime.plan.prune import Needed, drop_identities, prune_graph
+from runtime.tensor_spec import Array, TensorSpec
 
 
 def make_plan(
@@ -23,46 +27,49 @@ def make_plan(
     """Plans one step.
 
     Args:
-        fetches: what the client asked for.
-        feeds: the fed tensors, in the order their values will be given, with this step's shapes.
-        devices: what there is to run on.
-        done: operations that have run in an earlier substep (``runtime/plan/substeps.py``).
+        fetches: the tensors and operations of the client's request.
+        feeds: the fed tensors with this step's shapes, in the order in which a step feeds the values.
+        devices: the devices of the session.
+        done: operations of an earlier substep (``runtime/plan/substeps.py``).
 
     Raises:
-        InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit; names the operation.
+        InvalidArgumentError: a placeholder is not fed, a device is missing, or shapes do not fit. The message names
+            the operation.
     """
-    needed = prune(fetches, feeds, done)
+    needed = prune_graph(fetches, feeds, done)
+    # Another fetch may need other operations, so the step is pruned anew.
     if any(isinstance(op.body, Deferred) for op in needed.operations):
-        fetches = _after_deferred(fetches, needed.operations)
-        needed = prune(fetches, feeds, done)
-    placed = place(needed.operations, devices)
-    needed = without_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
-    traced = _traced(needed, feeds)
+        fetches = _fetch_updated_counters(fetches, needed.operations)
+        needed = prune_graph(fetches, feeds, done)
+    placed = place_operations(needed.operations, devices)
+    needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
+    traced = _trace_needed(needed, feeds)
 
-    def place_of(op: Operation) -> Hashable:
-        # A deferred update may run for others: it shares its stage with nothing.
+    def find_place(op: Operation) -> Hashable:
+        # Another session may run a deferred update. So a deferred update shares its stage with no operation.
         return placed[op], op if isinstance(op.body, Deferred) else runs_on_host(op.body)
 
-    partitions = partition(needed.operations, needed.waits_for, place_of)
-    return _Assembly(fetches, feeds, needed.given, partitions, placed, traced, devices).plan(
-        after(partitions, needed.waits_for)
-    )
+    partitions = partition_operations(needed.operations, needed.waits_for, find_place)
+    assembly = _Assembly(fetches, feeds, needed.given, partitions, placed, traced, devices)
+    return assembly.make_plan(find_awaited_stages(partitions, needed.waits_for))
 
 
-def tensor_specs(
+def find_specs(
     fetches: Sequence[Tensor | Operation],
     feeds: Mapping[Tensor, TensorSpec],
     done: Collection[Operation] = frozenset(),
 ) -> Mapping[Tensor, TensorSpec]:
-    """Finds the concrete shape and dtype of every tensor of a step, as far as they are known before it runs."""
-    needed = prune(fetches, feeds, done)
-    return _traced(needed, feeds).specs
+    """Finds the concrete shape and dtype of every tensor of a step, as far as known before the step runs."""
+    needed = prune_graph(fetches, feeds, done)
+    return _trace_needed(needed, feeds).specs
 
 
-def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]) -> list[Tensor | Operation]:
-    """Replaces a fetched step counter by its value after a deferred update.
+def _fetch_updated_counters(
+    fetches: Sequence[Tensor | Operation], operations: Sequence[Operation]
+) -> list[Tensor | Operation]:
+    """Replaces a fetched step counter by the output of the deferred update of the counter.
 
-    The update returns the value. Another read would be another round trip.
+    The update returns the new value. A read of the counter would cost another round trip.
     """
     after_update = {
         (op.body.variables[0], op.device): op.outputs[0]
@@ -70,20 +77,34 @@ def _after_deferred(fetches: Sequence[Tensor | Operation], operations: Sequence[
         if isinstance(op.body, Deferred) and op.body.returns_step
     }
 
-    def after(fetch: Tensor | Operation) -> Tensor | Operation:
+    def replace_read(fetch: Tensor | Operation) -> Tensor | Operation:
         if isinstance(fetch, Tensor) and isinstance(fetch.op.body, Read):
             return after_update.get((fetch.op.body.variable, fetch.op.device), fetch)
         return fetch
 
-    return [after(fetch) for fetch in fetches]
+    return [replace_read(fetch) for fetch in fetches]
 
 
-def _traced(needed: Needed, feeds: Mapping[Tensor, TensorSpec]) -> Traced:
+def _trace_needed(needed: Needed, feeds: Mapping[Tensor, TensorSpec]) -> Traced:
     return trace_all(needed.operations, {**feeds, **{t: static_spec(t) for t in needed.given}}, needed.alias)
 
 
+def _number_given(feeds: Collection[Tensor], given: Sequence[Tensor]) -> tuple[dict[Tensor, int], tuple[Array, ...]]:
+    """Returns the slots of the values that come with a step, and the values of the constants among them."""
+    bodies = [(t, t.op.body) for t in given]
+    constants = [(t, body.value) for t, body in bodies if isinstance(body, Constant)]
+    slots = {t: i for i, t in enumerate((*feeds, *(t for t, _ in constants)))}
+    # All tensors of the step's own id share one slot.
+    id_slot = len(slots)
+    slots |= {t: id_slot for t, body in bodies if isinstance(body, StepId)}
+    return slots, tuple(value for _, value in constants)
+
+
 class _Assembly:
-    """Numbers the values of a step and lays the edges between its stages."""
+    """The numbered values of a step, and the edges between its stages.
+
+    The number of a stage is its index among the partitions. The number of a value is its slot.
+    """
 
     def __init__(
         self,
@@ -95,72 +116,66 @@ class _Assembly:
         traced: Traced,
         devices: Devices,
     ) -> None:
-        self.fetches = [traced.real(f) if isinstance(f, Tensor) else f for f in fetches]
-        self.feeds = feeds
-        self.partitions = partitions
-        self.placed = placed
-        self.traced = traced
-        self.tasks = [placed[c.operations[0]].task_name for c in partitions]
-        self.master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
-        bodies = [(t, t.op.body) for t in given]
-        self.constants = [(t, body.value) for t, body in bodies if isinstance(body, Constant)]
-        self.slot: dict[Tensor, int] = {t: i for i, t in enumerate((*feeds, *(t for t, _ in self.constants)))}
-        for tensor, body in bodies:
-            if isinstance(body, StepId):
-                self.slot[tensor] = len(feeds) + len(self.constants)
-
-    def plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
-        # Every output needs its consumers, so the inputs of all stages come first.
-        inputs = [self._inputs(c) for c in self.partitions]
-        wanted_by: dict[Tensor, list[int]] = {}
-        for index, tensors in enumerate(inputs):
+        self._fetches = [traced.real(f) if isinstance(f, Tensor) else f for f in fetches]
+        self._fed = len(feeds)
+        self._partitions = partitions
+        self._placed = placed
+        self._traced = traced
+        self._tasks = [placed[c.operations[0]].task_name for c in partitions]
+        self._master_task = f"/job:{devices.target[0]}/task:{devices.target[1]}"
+        self._slots, self._constants = _number_given(feeds, given)
+        made_in = [[t for op in c.operations for t in op.outputs if t not in self._slots] for c in partitions]
+        self._makers = {t: index for index, made in enumerate(made_in) for t in made}
+        # A tensor is an output of a stage if another stage reads the tensor, so the inputs of all stages come first.
+        self._inputs = [self._find_inputs(index) for index in range(len(partitions))]
+        self._readers: dict[Tensor, list[int]] = {}
+        for index, tensors in enumerate(self._inputs):
             for tensor in tensors:
-                wanted_by.setdefault(tensor, []).append(index)
-        made_by = {
-            t: i for i, c in enumerate(self.partitions) for op in c.operations for t in op.outputs if t not in self.slot
-        }
-        # The first slots are those of the feeds and constants; the last slot before the outputs is the step's id.
-        fetched = {t for t in self.fetches if isinstance(t, Tensor)}
-        next_slot = len(self.feeds) + len(self.constants) + 1
-        stages: list[StageCall] = []
-        all_outputs: list[tuple[Tensor, ...]] = []
-        for c in self.partitions:
-            outputs = tuple(
-                t for op in c.operations for t in op.outputs if t not in self.slot and (t in wanted_by or t in fetched)
-            )
-            for tensor in outputs:
-                self.slot[tensor] = next_slot
-                next_slot += 1
-            all_outputs.append(outputs)
-        for index, (c, tensors, outputs) in enumerate(zip(self.partitions, inputs, all_outputs, strict=True)):
-            # All operations of a partition have one device.
-            stage = lower_stage(self.placed[c.operations[0]], c.operations, tensors, outputs, self.traced)
-            makers = [(i, t, made_by[t]) for i, t in enumerate(tensors) if t in made_by]
-            remote = {i: Remote(self.tasks[m], self.slot[t]) for i, t, m in makers if self._goes_direct(m, index)}
-            readers = [wanted_by.get(t, []) for t in outputs]
-            direct = [[self.tasks[r] for r in by if self._goes_direct(index, r)] for by in readers]
-            holds = {i: Hold(len(by), frozenset(by)) for i, by in enumerate(direct) if by}
-            replies = tuple(i for i, t in enumerate(outputs) if t in fetched or len(direct[i]) < len(readers[i]))
-            stages.append(
-                StageCall(
-                    stage,
-                    c.wave,
-                    tuple(self.slot[t] for t in tensors),
-                    tuple(self.slot[t] for t in outputs),
-                    remote,
-                    holds,
-                    replies,
-                )
-            )
-        fetch_slots = tuple(self.slot[f] if isinstance(f, Tensor) else -1 for f in self.fetches)
-        constants = tuple(value for _, value in self.constants)
-        return Plan(len(self.feeds), constants, tuple(stages), fetch_slots, next_slot, after)
+                self._readers.setdefault(tensor, []).append(index)
+        self._fetched = set(self._fetches)
+        self._outputs = [[t for t in made if t in self._readers or t in self._fetched] for made in made_in]
+        # The slot before the first output is the slot of the step's own id, whether the step uses the id or not.
+        first = self._fed + len(self._constants) + 1
+        outputs = [t for made in self._outputs for t in made]
+        self._slots |= {t: slot for slot, t in enumerate(outputs, first)}
+        self._size = first + len(outputs)
 
-    def _inputs(self, c: Partition) -> list[Tensor]:
-        """Finds the tensors that a stage takes from outside."""
-        inside = {t for op in c.operations for t in op.outputs if t not in self.slot}
-        taken = (self.traced.real(t) for op in c.operations for t in op.inputs)
-        return list(dict.fromkeys(t for t in taken if t not in inside))
+    def make_plan(self, after: tuple[tuple[int, ...], ...]) -> Plan:
+        """Returns the plan.
+
+        Args:
+            after: for each stage, the stages to wait for.
+        """
+        stages = tuple(self._connect_stage(index) for index in range(len(self._partitions)))
+        fetch_slots = tuple(self._slots[f] if isinstance(f, Tensor) else -1 for f in self._fetches)
+        return Plan(self._fed, self._constants, stages, fetch_slots, self._size, after)
+
+    def _connect_stage(self, index: int) -> StageCall:
+        """Lowers a stage, and lays the edges that lead to the stage and away."""
+        inputs, outputs = self._inputs[index], self._outputs[index]
+        operations = self._partitions[index].operations
+        # All operations of a partition have one device.
+        stage = lower_stage(StageSource(self._placed[operations[0]], operations, inputs, outputs, self._traced))
+        makers = [(i, t, self._makers[t]) for i, t in enumerate(inputs) if t in self._makers]
+        remote = {i: Remote(self._tasks[m], self._slots[t]) for i, t, m in makers if self._goes_direct(m, index)}
+        readers = [self._readers.get(t, []) for t in outputs]
+        # A task holds an output until each of these readers has fetched the output.
+        direct = [[self._tasks[r] for r in by if self._goes_direct(index, r)] for by in readers]
+        return StageCall(
+            stage,
+            self._partitions[index].wave,
+            tuple(self._slots[t] for t in inputs),
+            tuple(self._slots[t] for t in outputs),
+            remote,
+            holds={i: Hold(len(by), frozenset(by)) for i, by in enumerate(direct) if by},
+            # The master needs fetched outputs, and outputs for readers to which no direct edge leads.
+            replies=tuple(i for i, t in enumerate(outputs) if t in self._fetched or len(direct[i]) < len(readers[i])),
+        )
+
+    def _find_inputs(self, index: int) -> list[Tensor]:
+        """Finds the tensors of a stage that come from outside."""
+        taken = (self._traced.real(t) for op in self._partitions[index].operations for t in op.inputs)
+        return list(dict.fromkeys(t for t in taken if self._makers.get(t) != index))
 
     def _goes_direct(self, maker: int, consumer: int) -> bool:
         """Returns True if a tensor does not pass the master.
@@ -168,4 +183,4 @@ class _Assembly:
         The tensor goes directly if neither its maker nor its consumer runs on the master's task. Both may run on the
         same task.
         """
-        return self.master_task not in (self.tasks[maker], self.tasks[consumer])
+        return self._master_task not in (self._tasks[maker], self._tasks[consumer])

@@ -1,4 +1,4 @@
-"""Prune: the operations that the fetches of a step need, and the operations that each must wait for."""
+"""Pruning: the operations that the fetches of a step need, and the order between these operations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Needed:
     """The operations that a step has to run.
 
     Attributes:
-        operations: the operations to run, each after all that it waits for. Placeholders and the step's own id are
-            not among them (they are values of the step), nor are points of control (they are dissolved).
-        waits_for: for each operation, the operations that must have run before it, data and control alike.
-        given: the tensors that come with the step besides the feeds: its id, and constants that are strings or too
-            large to be literals of a program.
-        alias: tensors that are another tensor under a second name, by ``without_identities``.
+        operations: the operations to run, each after the operations before. Placeholders and the step's own id are
+            values of the step and not among the operations. Points of control are dissolved.
+        waits_for: for each operation, the operations that must have run before, data and control alike.
+        given: the tensors that come with the step besides the feeds: its id, strings, and constants too large to be
+            literals of a program.
+        alias: second names: a tensor, and the tensor behind its name (``drop_identities``).
     """
 
     operations: tuple[Operation, ...]
@@ -29,66 +29,55 @@ class Needed:
     alias: Mapping[Tensor, Tensor]
 
 
-def prune(
+def prune_graph(
     fetches: Iterable[Tensor | Operation], feeds: Collection[Tensor], done: Collection[Operation] = frozenset()
 ) -> Needed:
     """Finds the operations that ``fetches`` need when the tensors ``feeds`` are given.
 
     Args:
-        fetches: what the client asked for.
+        fetches: the tensors and operations of the client's request.
         feeds: the given tensors.
-        done: operations that have run already; what is needed of them is among ``feeds``.
+        done: operations that have run already. Results of theirs that the step needs are among ``feeds``.
 
     Raises:
-        InvalidArgumentError: a placeholder is needed and not fed.
+        MissingFeedError: a placeholder is needed and not fed.
     """
     fed = frozenset(feeds)
-    roots = [f.op if isinstance(f, Tensor) else f for f in fetches if not (isinstance(f, Tensor) and f in fed)]
-
-    def before_of(op: Operation) -> Iterable[Operation]:
-        yield from (t.op for t in op.inputs if t not in fed)
-        yield from (c for c in op.control_inputs if c not in done and not _is_given(c, fed))
-
-    seen = reachable(roots, before_of)
+    seen = _find_reachable(fetches, fed, done)
     missing = sorted(op.name for op in seen if isinstance(op.body, Feed) and op.outputs[0] not in fed)
     if missing:
         raise MissingFeedError(
             f"You must feed a value for placeholder tensor {', '.join(repr(name + ':0') for name in missing)}"
         )
-    # An operation can only refer to operations made before it, so the order of making is a topological order.
-    ordered = sorted(seen, key=lambda op: op.id)
     waits_for: dict[Operation, tuple[Operation, ...]] = {}
     given: list[Tensor] = []
     # Placeholders and points of control are no operations of the step. ``behind`` has the operations to wait for in
     # their place.
     behind: dict[Operation, tuple[Operation, ...]] = {}
-    for op in ordered:
-        before: dict[Operation, None] = {}
-        for other in (*(t.op for t in op.inputs if t not in fed), *op.control_inputs):
-            if other not in seen:
-                continue
-            for real in behind.get(other, (other,)):
-                before[real] = None
+    # An operation can only refer to operations made before it, so the order of making is a topological order.
+    for op in sorted(seen, key=lambda op: op.id):
+        inputs = (t.op for t in op.inputs if t not in fed)
+        before = _resolve_before((other for other in (*inputs, *op.control_inputs) if other in seen), behind)
         if isinstance(op.body, Nothing):
-            behind[op] = tuple(before)
+            behind[op] = before
         elif isinstance(op.body, Feed):
             behind[op] = ()
-        elif _comes_with_the_step(op):
+        elif _comes_with_step(op):
             behind[op] = ()
             given.append(op.outputs[0])
         else:
-            waits_for[op] = tuple(before)
+            waits_for[op] = before
     return Needed(tuple(waits_for), waits_for, tuple(given), {})
 
 
-def without_identities(
+def drop_identities(
     needed: Needed, same_place: Callable[[Operation, Operation], bool], feeds: Collection[Tensor]
 ) -> Needed:
-    """Removes the operations that only pass a value on where it is.
+    """Drops the operations that return a value of their own device unchanged.
 
     Args:
         needed: the pruned step.
-        same_place: whether two operations run on the same device.
+        same_place: a function that returns True if two operations run on the same device.
         feeds: the fed tensors.
     """
     given = {*feeds, *needed.given}
@@ -96,7 +85,8 @@ def without_identities(
     behind: dict[Operation, tuple[Operation, ...]] = {}
     waits_for: dict[Operation, tuple[Operation, ...]] = {}
     for op in needed.operations:
-        before = tuple(dict.fromkeys(real for other in needed.waits_for[op] for real in behind.get(other, (other,))))
+        before = _resolve_before(needed.waits_for[op], behind)
+        # A fed identity has a value of its own.
         if op.type == "Identity" and isinstance(op.body, Pure) and op.outputs[0] not in given:
             source = alias.get(op.inputs[0], op.inputs[0])
             if source in given or same_place(source.op, op):
@@ -107,12 +97,33 @@ def without_identities(
     return Needed(tuple(waits_for), waits_for, needed.given, alias)
 
 
-def _comes_with_the_step(op: Operation) -> bool:
+def _find_reachable(
+    fetches: Iterable[Tensor | Operation], fed: Collection[Tensor], done: Collection[Operation]
+) -> Collection[Operation]:
+    """Finds the operations from which the fetches are reached, without those behind fed tensors."""
+    roots = [f.op if isinstance(f, Tensor) else f for f in fetches if f not in fed]
+
+    def list_before(op: Operation) -> Iterable[Operation]:
+        yield from (t.op for t in op.inputs if t not in fed)
+        # Operations of earlier substeps, and those whose results are given, must not run again.
+        yield from (c for c in op.control_inputs if c not in done and not _is_given(c, fed))
+
+    return reachable(roots, list_before)
+
+
+def _resolve_before(
+    before: Iterable[Operation], behind: Mapping[Operation, tuple[Operation, ...]]
+) -> tuple[Operation, ...]:
+    """Replaces operations that the step does not run by the operations behind, each once."""
+    return tuple(dict.fromkeys(real for other in before for real in behind.get(other, (other,))))
+
+
+def _comes_with_step(op: Operation) -> bool:
     body = op.body
     if isinstance(body, Constant):
         return body.value.dtype == object or body.value.nbytes > EMBED_BYTES
     return isinstance(body, StepId)
 
 
-def _is_given(op: Operation, fed: frozenset[Tensor]) -> bool:
+def _is_given(op: Operation, fed: Collection[Tensor]) -> bool:
     return isinstance(op.body, Feed) or bool(op.outputs) and all(t in fed for t in op.outputs)

@@ -45,11 +45,11 @@ from runtime.master.config import SessionConfig
 from runtime.master.dropped import when_dropped
 from runtime.master.master import Master
 from runtime.master.tasks import find_local
-from runtime.plan.place import Device, Devices, place
+from runtime.plan.place import Device, Devices, place_operations
 from runtime.plan.plan import Plan
-from runtime.plan.planner import make_plan, tensor_specs
-from runtime.plan.prune import prune
-from runtime.plan.substeps import Substep, substeps
+from runtime.plan.planner import find_specs, make_plan
+from runtime.plan.prune import prune_graph
+from runtime.plan.substeps import Substep, split_step
 from runtime.session.engine import Engine, PlanHandle, RemoteEngine, sign_errors
 from runtime.session.engine import reset as reset_master
 from runtime.session.feeds import feed_value
@@ -220,7 +220,7 @@ class Session:
                 self._splits.move_to_end(key)
                 return found
         elements = [self._element(leaf) for leaf in _structure(fetches)[0]]
-        parts = substeps(elements, tensors)
+        parts = split_step(elements, tensors)
         if not parts:
             return None
         found = _Split(tuple(elements), parts)
@@ -283,7 +283,7 @@ class Session:
             return self._engine.run(prepared.handle, values, timeout_secs)
         results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
         feeds = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
-        describe_outputs(stats, tensor_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds, done))
+        describe_outputs(stats, find_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds, done))
         run_metadata.step_stats.CopyFrom(stats)
         return results
 
@@ -393,8 +393,8 @@ class Session:
         feeds: Mapping[Tensor, TensorSpec],
         done: Collection[Operation],
     ) -> None:
-        needed = prune(elements, feeds, done)
-        for op, device in place(needed.operations, self._devices).items():
+        needed = prune_graph(elements, feeds, done)
+        for op, device in place_operations(needed.operations, self._devices).items():
             logging.info("%s: (%s): %s", op.name, op.type, device.name)
 
     def make_callable(
@@ -513,7 +513,7 @@ class Session:
 
     def placement(self, variables: Sequence[_Placed]) -> dict[_Placed, Device]:
         """Returns the device of each of the variables."""
-        placed = place(prune([v.op for v in variables], {}).operations, self._devices)
+        placed = place_operations(prune_graph([v.op for v in variables], {}).operations, self._devices)
         return {v: placed[v.op] for v in variables}
 
     # -- life --------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import runtime as rt
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import WAITING, may_wait
 from runtime.plan.partition import is_write
-from runtime.plan.phases import phases
+from runtime.plan.phases import group_waves
 from runtime.plan.place import Device, Devices
 from runtime.plan.plan import Plan
 from runtime.plan.planner import make_plan
-from runtime.plan.prune import prune
+from runtime.plan.prune import prune_graph
 from runtime.task.host_kernels import KERNELS, find_kernel
 from runtime.wire.messages import plan_from_proto, plan_to_proto
 
@@ -67,7 +67,7 @@ def steps(draw: Any) -> list[Any]:
 def _over(plan: Plan, stuck: set[int]) -> set[int]:
     """The stages of a step that are over in the end when some of them wait for ever."""
     over: set[int] = set()
-    for waves in phases(plan):
+    for waves in group_waves(plan):
         members = {i for i, call in enumerate(plan.stages) if call.wave in waves}
         while ready := {i for i in members - over - stuck if over.issuperset(plan.after[i])}:
             over |= ready
@@ -79,7 +79,7 @@ def _over(plan: Plan, stuck: set[int]) -> set[int]:
 @hypothesis.given(steps(), st.randoms(use_true_random=False))
 def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], random: Any) -> None:
     plan = make_plan(fetches, {}, DEVICES)
-    needed = prune(fetches, {})
+    needed = prune_graph(fetches, {})
     ancestors: dict[str, set[str]] = {}
     for op in needed.operations:
         ancestors[op.name] = {a for b in needed.waits_for[op] for a in (b.name, *ancestors[b.name])}
@@ -105,7 +105,7 @@ def test_what_does_not_depend_on_a_wait_is_done_without_it(fetches: list[Any], r
 def test_a_plan_is_the_same_after_its_way_to_another_master(fetches: list[Any]) -> None:
     plan = make_plan(fetches, {}, DEVICES)
     there = plan_from_proto(plan_to_proto(plan))
-    assert there.after == plan.after and phases(there) == phases(plan)
+    assert there.after == plan.after and group_waves(there) == group_waves(plan)
 
 
 def test_without_waits_a_phase_is_a_wave() -> None:
@@ -115,7 +115,7 @@ def test_without_waits_a_phase_is_a_wave() -> None:
         with rt.device(TASKS[2]):
             y = rt.numpy.tanh(w)
         plan = make_plan([w.assign_add(y).op], {}, DEVICES)
-    assert phases(plan) == [(0,), (1,), (2,)]
+    assert group_waves(plan) == [(0,), (1,), (2,)]
 
 
 def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
@@ -130,7 +130,7 @@ def test_training_on_what_a_queue_gives_is_still_pull_compute_push() -> None:
         with rt.control_dependencies([w.assign_add(gradient)]):
             train = step.assign_add(1)
         plan = make_plan([train.op, step.value()], {}, DEVICES)
-    found = phases(plan)
+    found = group_waves(plan)
     assert all(len(waves) == 1 for waves in found)
     stages = [[c.stage.device.job for c in plan.stages if c.wave in waves] for waves in found]
     assert stages == [["ps", "worker"], ["worker"], ["ps"]] or stages == [["worker", "ps"], ["worker"], ["ps"]]

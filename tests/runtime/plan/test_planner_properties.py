@@ -15,11 +15,11 @@ import pytest
 import runtime as rt
 from runtime.graph.graph import Operation, Tensor
 from runtime.graph.op_kinds import Constant, Feed, Host, Nothing, Pure, Read, Update
-from runtime.plan.partition import Partition, partition
-from runtime.plan.place import Device, Devices, place
+from runtime.plan.partition import Partition, partition_operations
+from runtime.plan.place import Device, Devices, place_operations
 from runtime.plan.plan import Plan, VariableOutput
 from runtime.plan.planner import make_plan
-from runtime.plan.prune import prune, without_identities
+from runtime.plan.prune import drop_identities, prune_graph
 from runtime.task.compiler import Compiler
 from runtime.tensor_spec import TensorSpec
 from tests.examples import costly
@@ -204,10 +204,10 @@ def in_one_place(program: Program) -> tuple[list[Any], State]:
 
 
 def cuts_of(program: Program, devices: Devices) -> tuple[list[Partition], Mapping[Tensor, Tensor], Sequence[Tensor]]:
-    needed = prune(program.fetches, program.feeds)
-    placed = place(needed.operations, devices)
-    needed = without_identities(needed, lambda a, b: placed[a] == placed[b], program.feeds)
-    cuts = partition(needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host)))
+    needed = prune_graph(program.fetches, program.feeds)
+    placed = place_operations(needed.operations, devices)
+    needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], program.feeds)
+    cuts = partition_operations(needed.operations, needed.waits_for, lambda op: (placed[op], isinstance(op.body, Host)))
     check_order(needed.operations, needed.waits_for, cuts)
     return cuts, needed.alias, needed.given
 
