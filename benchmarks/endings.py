@@ -34,7 +34,7 @@ STYLES = ("stop", "block", "close", "managed", "should_stop", "monitored")
 ``sv.stop()``, ``managed_session`` with a loop of its own length, with ``should_stop`` too, or a monitored session."""
 GRACE_SECS = 2.0
 SILENCE_SECS = 4.0
-"""What ``harness.training.stop.lifecycle`` makes of that: nobody is given up who was silent for less."""
+"""What ``harness.training.stop.task_run`` makes of that: nobody is given up who was silent for less."""
 LATE_SECS = 6.0
 START_SECS = 30.0
 """How long a worker waits for its cluster at its start: one that is killed and comes back when all is over."""

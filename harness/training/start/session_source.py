@@ -57,7 +57,8 @@ class RunSessions:
 
     def __init__(self, source: SessionSource, grace_period: GracePeriod, probes: bool) -> None:
         self._source = source
-        self._grace_period = grace_period
+        self.grace_period = grace_period
+        """Grace period that ends the tries."""
         self._probe = source.probe if probes and source.records is not None else None
         self._without_value: frozenset[str] = frozenset()
         self.give_up_secs = source.give_up_secs
@@ -94,7 +95,7 @@ class RunSessions:
             except LOST_CONTACT as error:
                 # A task was lost just after the session was ready: another session, while there is time.
                 session.close()
-                if self._grace_period.exhausted():
+                if self.grace_period.exhausted():
                     raise
                 logging.info("lost contact again: %s", error)
             except BaseException:
@@ -105,7 +106,7 @@ class RunSessions:
     def restore(self) -> None:
         """Makes the model ready for the other tasks, as in a recovery, and closes the session at once."""
         # Each loss has a grace period of its own, also long after the stop.
-        self._grace_period.start_again()
+        self.grace_period.start_again()
         self._open(recovering=True).close()
 
     def _open(self, recovering: bool) -> rt.Session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from absl import logging
 
@@ -31,7 +31,6 @@ _ADVICE: Final = "start this task again to train them"
 def save_the_end(
     session: ManagedSession,
     final: Callable[[rt.SessionLike], object],
-    global_step: Any,
     reached: int | None,
     checkpoint_dir: str,
     *,
@@ -50,7 +49,6 @@ def save_the_end(
     Args:
         session: Training session. Lost tasks are recovered during its grace period.
         final: Function that writes the last checkpoint and summaries. Called again when a task was lost meanwhile.
-        global_step: Variable that counts the steps.
         reached: Highest global step before the end; None when not known.
         checkpoint_dir: Directory of the checkpoints.
         over: True when training is done. False when training was interrupted: losses are only logged.
@@ -67,7 +65,7 @@ def save_the_end(
         # All of the save runs in one session underneath: a recovery in the middle would save old values as the last.
         raw = session.raw
         try:
-            now = int(raw.run(global_step))
+            now = int(raw.run(session.seen.variable))
             final(raw)
             break
         except (rt.lowlevel.DiskFullError, rt.lowlevel.DiskAwayError) as error:

@@ -1,7 +1,7 @@
-"""The decisions of a run's end: the phases of a task, the wait for the other tasks, the last save and the report.
+"""The decisions of a run's end: the phases of a task, the patience after a stop, the wait for the other tasks.
 
-Pure functions: events, facts and the time go in; the next phase, or an instruction, comes out. ``lifecycle`` asks the
-cluster, acts and logs. The tables in ``tests/harness/training/stop/test_end_policy.py`` are the specification.
+Pure functions: events and times go in; the next phase, or an instruction, comes out. ``lifecycle`` and ``waiting`` ask
+the cluster, act and log. The tables in ``tests/harness/training/stop/test_end_policy.py`` are the specification.
 """
 
 from __future__ import annotations
@@ -70,90 +70,33 @@ def next_phase(phase: RunPhase, event: RunEvent) -> RunPhase:
     return after if phase in ended else phase
 
 
-@dataclass(frozen=True)
-class EndFacts:
-    """Facts about a task whose training ends.
+class StopAction(enum.Enum):
+    """An instruction to the thread that watches a task after a stop."""
 
-    Attributes:
-        is_chief: True on the chief.
-        saves: True where the chief writes checkpoints that a step tells apart.
-        late: True if the run had finished before the task came.
-        left: True if a task has left, as training is over.
-        closed: True if the program has closed the session before the stop.
-        silenced: True if a silent task has ended the wait for the last save.
-        over: True when training is done; False when it was interrupted.
-        signalled: True if a signal has come since the end began.
-        shared: True if there are run records.
-        elastic: True where workers come and go.
-    """
-
-    is_chief: bool
-    saves: bool
-    late: bool
-    left: bool
-    closed: bool
-    silenced: bool
-    over: bool
-    signalled: bool
-    shared: bool
-    elastic: bool
+    LOOK_AGAIN = "nothing takes too long"
+    CANCEL_STEPS = "a step outlives the stop: it may wait for a gradient of a worker that has stopped"
+    CLOSE_SESSION = "a task is silent: a last save may wait for a ps whose machine is gone"
 
 
-class LastSave(enum.Enum):
-    """The way in which the last steps of a task are saved."""
+def after_stop(
+    phase: RunPhase, step_secs: float, silent_secs: float, *, step_limit: float, silence_limit: float
+) -> StopAction:
+    """Returns the instruction for a task that is to stop.
 
-    LEFT = "nothing can be saved, and nothing is to be reported"
-    SILENCED = "nothing can be saved, which is an error"
-    CLOSED = "nothing can be saved, which is only logged"
-    NONE = "nothing is to be saved"
-    SAVE = "the chief saves, and again where a task is lost meanwhile"
-    FINAL = "the program's last calls run once"
-
-
-class EndReport(enum.Enum):
-    """The report of the end of a task."""
-
-    DONE = "the other tasks are informed that this one is done, and by the chief that training is over"
-    MARK = "a mark in the log directory, as there are no other tasks"
-    GOODBYE = "the other tasks are informed that training continues without this one"
-    INTERRUPTED = "a line about the step that is saved"
-    NONE = "nothing"
-
-
-def choose_save(facts: EndFacts) -> LastSave:
-    """Returns the way in which the last steps are saved.
-
-    The departure of a ps comes first: nothing can be saved then, and the session may be closed for that reason.
+        after_stop(RunPhase.TRAINING, 31.0, 0.0, step_limit=30.0, silence_limit=30.0)   # StopAction.CANCEL_STEPS
 
     Args:
-        facts: Facts about the task, before the last save.
+        phase: Phase of the task.
+        step_secs: Seconds that a step has run since the stop; 0 where no step runs.
+        silent_secs: Seconds since the last sign of life of the most silent task.
+        step_limit: Seconds that a step may take after the stop.
+        silence_limit: Seconds that a task may be silent while training ends.
     """
-    if facts.left:
-        return LastSave.LEFT
-    if facts.silenced and facts.saves:
-        return LastSave.SILENCED
-    if facts.closed:
-        return LastSave.CLOSED if facts.saves and not facts.late else LastSave.NONE
-    if facts.late:
-        return LastSave.NONE
-    return LastSave.SAVE if facts.saves else LastSave.FINAL
-
-
-def choose_report(facts: EndFacts) -> EndReport:
-    """Returns the report of the end.
-
-    A task with a signal is started again, and so is not reported as done.
-
-    Args:
-        facts: Facts about the task, after the last save.
-    """
-    if facts.over and not facts.signalled:
-        if facts.shared:
-            return EndReport.DONE
-        return EndReport.MARK if facts.saves and not facts.late else EndReport.NONE
-    if facts.elastic and not facts.is_chief and facts.shared:
-        return EndReport.GOODBYE
-    return EndReport.INTERRUPTED if facts.is_chief and not facts.late else EndReport.NONE
+    if phase is RunPhase.TRAINING and step_secs > 0 and step_secs >= step_limit:
+        return StopAction.CANCEL_STEPS
+    if phase is RunPhase.ENDING and silent_secs >= silence_limit:
+        return StopAction.CLOSE_SESSION
+    return StopAction.LOOK_AGAIN
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""The phases of a run, the wait of its chief and the choice of its end, as tables."""
+"""The phases of a run, the patience after a stop and the wait of its chief, as tables."""
 
-import dataclasses
 import itertools
 import math
 
@@ -9,32 +8,17 @@ import pytest
 import runtime as rt
 from harness import Supervisor
 from harness.training.stop.policy import (
-    EndFacts,
-    EndReport,
-    LastSave,
     RunEvent,
     RunPhase,
+    StopAction,
     WaitLimits,
     WaitState,
     after_answer,
     after_loss,
-    choose_report,
-    choose_save,
+    after_stop,
     next_phase,
 )
 
-_CHIEF = EndFacts(
-    is_chief=True,
-    saves=True,
-    late=False,
-    left=False,
-    closed=False,
-    silenced=False,
-    over=True,
-    signalled=False,
-    shared=True,
-    elastic=False,
-)
 _LIMITS = WaitLimits(ps_secs=20.0, worker_secs=10.0)
 
 
@@ -71,30 +55,26 @@ def test_every_phase_can_be_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "save", "report"),
+    ("phase", "step_secs", "silent_secs", "action"),
     [
-        ({}, LastSave.SAVE, EndReport.DONE),
-        ({"shared": False}, LastSave.SAVE, EndReport.MARK),
-        ({"shared": False, "saves": False}, LastSave.FINAL, EndReport.NONE),
-        ({"is_chief": False, "saves": False}, LastSave.FINAL, EndReport.DONE),
-        ({"over": False}, LastSave.SAVE, EndReport.INTERRUPTED),
-        ({"signalled": True}, LastSave.SAVE, EndReport.INTERRUPTED),
-        ({"is_chief": False, "saves": False, "over": False}, LastSave.FINAL, EndReport.NONE),
-        ({"is_chief": False, "saves": False, "over": False, "elastic": True}, LastSave.FINAL, EndReport.GOODBYE),
-        ({"late": True}, LastSave.NONE, EndReport.DONE),
-        ({"late": True, "over": False}, LastSave.NONE, EndReport.NONE),
-        ({"closed": True}, LastSave.CLOSED, EndReport.DONE),
-        ({"closed": True, "late": True}, LastSave.NONE, EndReport.DONE),
-        ({"closed": True, "is_chief": False, "saves": False}, LastSave.NONE, EndReport.DONE),
-        ({"silenced": True, "closed": True}, LastSave.SILENCED, EndReport.DONE),
-        ({"silenced": True, "closed": True, "is_chief": False, "saves": False}, LastSave.NONE, EndReport.DONE),
-        ({"left": True, "closed": True}, LastSave.LEFT, EndReport.DONE),
+        (RunPhase.TRAINING, 0.0, 99.0, StopAction.LOOK_AGAIN),
+        (RunPhase.TRAINING, 9.9, 0.0, StopAction.LOOK_AGAIN),
+        (RunPhase.TRAINING, 10.0, 0.0, StopAction.CANCEL_STEPS),
+        (RunPhase.WAITING, 99.0, 99.0, StopAction.LOOK_AGAIN),
+        (RunPhase.ENDING, 99.0, 19.9, StopAction.LOOK_AGAIN),
+        (RunPhase.ENDING, 0.0, 20.0, StopAction.CLOSE_SESSION),
+        (RunPhase.OVER, 99.0, 99.0, StopAction.LOOK_AGAIN),
     ],
 )
-def test_facts_choose_the_end(changes: dict[str, bool], save: LastSave, report: EndReport) -> None:
-    """The facts about a task say how it saves, and what it reports."""
-    facts = dataclasses.replace(_CHIEF, **changes)
-    assert (choose_save(facts), choose_report(facts)) == (save, report)
+def test_stop_has_limits(phase: RunPhase, step_secs: float, silent_secs: float, action: StopAction) -> None:
+    """A step is cancelled after a stop, and a silent task cuts the end short; a wait for other tasks goes on."""
+    assert after_stop(phase, step_secs, silent_secs, step_limit=10.0, silence_limit=20.0) is action
+
+
+def test_zero_grace_cancels_no_idle_session() -> None:
+    """Without a grace period a running step is cancelled at once, and a session without a step is left alone."""
+    assert after_stop(RunPhase.TRAINING, 0.0, 0.0, step_limit=0.0, silence_limit=4.0) is StopAction.LOOK_AGAIN
+    assert after_stop(RunPhase.TRAINING, 0.1, 0.0, step_limit=0.0, silence_limit=4.0) is StopAction.CANCEL_STEPS
 
 
 def test_wait_ends_without_trainers() -> None:

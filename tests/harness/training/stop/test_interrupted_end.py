@@ -9,7 +9,7 @@ import pytest
 import harness
 import runtime as rt
 from harness import exit_codes
-from harness.training.stop import lifecycle, preemption
+from harness.training.stop import ending, lifecycle, preemption
 from tests.kit.interruptions import interruptions
 
 STEPS = 3
@@ -22,7 +22,7 @@ def test_the_last_step_is_saved(number: int, code: exit_codes.ExitCode, tmp_path
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in background
     try:
         run = Training(tmp_path / "whole")
-        files = [str(module.__file__) for module in (lifecycle, preemption)]
+        files = [str(module.__file__) for module in (lifecycle, ending, preemption)]
         for i, interruption in enumerate(interruptions(number, run.end, *files)):
             run = Training(tmp_path / str(i))
             with pytest.raises(SystemExit) as ended, harness.preemptible(), exit_codes.interruptible():

@@ -1,0 +1,69 @@
+"""TaskRun: the part of one task in a run, from the opening of its session to the report of its end.
+
+``Lifecycle`` makes a ``TaskRun`` with each session. ``waiting`` and ``ending`` read and change it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.training.start.managed_session import ManagedSession
+from harness.training.start.session_source import ANSWER_SECS, RunSessions
+from runtime.lowlevel import RunRecords
+
+LEAST_SILENCE_SECS = 4.0
+"""Least silence after which a task is given up, however short the grace period: signs of life may be late."""
+ELASTIC = "elastic"
+"""Collection of a graph that is not empty where workers come and go. A worker that leaves is not waited for then."""
+ELASTIC_SILENCE_SECS = 10.0
+"""Silence after which the end does not wait for a worker, where workers come and go: the worker may never return."""
+
+
+@dataclass(eq=False)
+class TaskRun:
+    """The part of one task in a run.
+
+    Attributes:
+        session: Session of training.
+        sessions: Source of the sessions, which also restores values for other tasks.
+        records: Run records; None when no other task takes part.
+        is_chief: True on the chief, which waits for the other tasks at the end and then ends the run.
+        is_elastic: True where workers come and go.
+        grace_secs: Seconds that a task may be silent at the end, and that a step may take after a stop.
+        reached: Highest step that this task knows of; None before the first one.
+        silenced: Words for the silence of a task that has ended all waits of the end; empty before.
+    """
+
+    session: ManagedSession
+    sessions: RunSessions
+    records: RunRecords | None
+    is_chief: bool
+    is_elastic: bool
+    grace_secs: float
+    reached: int | None = None
+    silenced: str = ""
+
+    @property
+    def late(self) -> bool:
+        """True if the run had finished before this task came."""
+        return self.sessions.late
+
+    @property
+    def answer_secs(self) -> float:
+        """Seconds that a question may take once training needs no answer any more."""
+        return min(ANSWER_SECS, max(2.0, self.grace_secs))
+
+    @property
+    def silence_secs(self) -> float:
+        """Silence, in seconds, after which a task is not waited for at the end."""
+        return max(self.grace_secs, LEAST_SILENCE_SECS)
+
+    @property
+    def worker_silence_secs(self) -> float:
+        """Silence, in seconds, after which a worker is not waited for at the end."""
+        return min(self.silence_secs, ELASTIC_SILENCE_SECS) if self.is_elastic else self.silence_secs
+
+    def note_reached(self, step: int | None) -> None:
+        """Notes a step that training has reached. The highest one counts, as the end says which steps are lost."""
+        if step is not None:
+            self.reached = max(step, self.reached or 0)
