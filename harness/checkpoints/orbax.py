@@ -124,18 +124,7 @@ class Directory:
             sequence[step] = manifest.sequence
             displaced = self._displace(manager, step)
             try:
-                manager.save(
-                    step,
-                    args=ocp.args.PyTreeSave(dict(manifest.variables), custom_metadata={"bellwether": {}}),
-                    custom_metadata={"bellwether": {"epoch": manifest.epoch, "sequence": manifest.sequence}},
-                    force=True,
-                )
-                manager.wait_until_finished()
-                manager.check_for_errors()
-                if all(found.number != step for found in layout.steps_in(self.path)):
-                    raise DataLossError(
-                        f"step {step} did not appear in {self.path}: somebody removed it while it was written"
-                    )
+                self._write(manager, step, manifest)
             except BaseException as error:
                 reason = _named(error, self.path) if isinstance(error, Exception) else error
                 # ``_abandon`` closes the manager itself, because the close of a failed save may raise too.
@@ -150,6 +139,20 @@ class Directory:
                     # The next save deletes the step.
                     logging.warning("step %d stays in %s: %s", kept.spared, self.path, error)
             self._purge()
+
+    def _write(self, manager: ocp.CheckpointManager, step: int, manifest: Manifest) -> None:
+        """Saves a step and waits until the step is durable."""
+        manager.save(
+            step,
+            args=ocp.args.PyTreeSave(dict(manifest.variables), custom_metadata={"bellwether": {}}),
+            custom_metadata={"bellwether": {"epoch": manifest.epoch, "sequence": manifest.sequence}},
+            force=True,
+        )
+        manager.wait_until_finished()
+        manager.check_for_errors()
+        # Orbax reports no error when a program of others has removed the directory meanwhile.
+        if all(found.number != step for found in layout.steps_in(self.path)):
+            raise DataLossError(f"step {step} did not appear in {self.path}: somebody removed it while it was written")
 
     def _open(self, step: int, phases: Phases, kept: _Keep) -> ocp.CheckpointManager:
         local = storage.is_local(self.path)

@@ -104,15 +104,9 @@ def leased(
         The number is WAIT when other workers have all blocks that are left, and END when all blocks are done.
     """
     slots = table.shape[1]
-    numbers = _blocks(table)
-    # A last block with fewer batches stays where it is: with more epochs it has the rest of them.
-    first = jnp.min(jnp.where((numbers >= blocks) | (table[_MARKS] != whole), numbers, table[_HEAD, 0] + slots))
-    # The slots of blocks that are done are for the next blocks from here on.
-    over = numbers < first
-    owners = jnp.where(over, FREE, table[_OWNER])
-    marks = jnp.where(over, 0, table[_MARKS])
-    numbers = jnp.where(over, numbers + slots, numbers)
+    first, numbers, owners, marks = _recycled(table, blocks, whole)
     to_do = (numbers < blocks) & (marks != jnp.where(numbers == blocks - 1, last, whole))
+    # The block that the owner has comes first: a worker that asks again has lost the answer, not the lease.
     none = jnp.int32(MOST_BLOCKS)
     own = jnp.min(jnp.where(to_do & (owners == owner), numbers, none))
     free = jnp.min(jnp.where(to_do & (owners == FREE), numbers, none))
@@ -124,6 +118,22 @@ def leased(
     after = jnp.stack([jnp.where(chosen, owner, owners), leases, marks, head])
     told = jnp.where(block < none, block, jnp.where(jnp.any(to_do), WAIT, END))
     return after, jnp.stack([told, jnp.sum(jnp.where(chosen, marks, 0))])
+
+
+def _recycled(
+    table: jax.Array, blocks: jax.Array, whole: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gives the slots of blocks that are done to the next blocks.
+
+    Returns the first block that is not done, and for each slot the number of its block, the owner and the marks.
+    """
+    numbers = _blocks(table)
+    slots = table.shape[1]
+    # A last block with fewer batches stays where it is: with more epochs it has the rest of them.
+    first = jnp.min(jnp.where((numbers >= blocks) | (table[_MARKS] != whole), numbers, table[_HEAD, 0] + slots))
+    done = numbers < first
+    owners = jnp.where(done, FREE, table[_OWNER])
+    return first, jnp.where(done, numbers + slots, numbers), owners, jnp.where(done, 0, table[_MARKS])
 
 
 def released(table: jax.Array, owners: jax.Array, leases: jax.Array) -> jax.Array:

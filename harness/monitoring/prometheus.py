@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import socketserver
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -61,16 +61,18 @@ class TaskCollector(Collector):
             for device, value in values:
                 family.add_metric([job, index, device] if device else [job, index], value)
             yield family
-        stale = CounterMetricFamily(
-            f"{_PREFIX}updates_behind",
-            rt.lowlevel.METRICS["updates_behind_total"],
-            labels=[*_LABELS, "behind"],
-        )
-        last = len(report.staleness) - 1
-        for behind, count in enumerate(report.staleness):
-            if count:
-                stale.add_metric([job, index, f"{behind}+" if behind == last else str(behind)], count)
-        yield stale
+        yield _staleness_family(job, index, report.staleness)
+
+
+def _staleness_family(job: str, index: str, staleness: Sequence[int]) -> Metric:
+    """Returns the number of updates by how many steps they were behind; the last label stands for more steps, too."""
+    text = rt.lowlevel.METRICS["updates_behind_total"]
+    family = CounterMetricFamily(f"{_PREFIX}updates_behind", text, labels=[*_LABELS, "behind"])
+    last = len(staleness) - 1
+    for behind, count in enumerate(staleness):
+        if count:
+            family.add_metric([job, index, f"{behind}+" if behind == last else str(behind)], count)
+    return family
 
 
 _LABELS = ("job", "task")

@@ -56,13 +56,20 @@ def figures(before: rt.TaskReport | None, now: rt.TaskReport, seconds: float) ->
     # Pipelined steps overlap their parts, so the parts have no times of their own.
     if grown.get("compute_seconds_total", 0.0) <= 0:
         found = {figure: value for figure, value in found.items() if figure not in _PARTS}
-    if late := [i for i, count in enumerate(behind) if count]:
-        found["staleness_mean"] = sum(i * behind[i] for i in late) / sum(behind)
-        found["staleness_max"] = late[-1]
+    found |= _staleness(behind)
     if values.get("calls_total"):
         found["queue_depth"] = values["queue_depth_max"]
     found["cpu_percent"] = grown.get("cpu_seconds_total", 0.0) / seconds * 100
     return found
+
+
+def _staleness(behind: Sequence[int]) -> dict[str, float]:
+    """Returns the mean and the maximum of the steps that updates were behind; nothing without updates."""
+    late = [steps for steps, count in enumerate(behind) if count]
+    if not late:
+        return {}
+    mean = sum(steps * count for steps, count in enumerate(behind)) / sum(behind)
+    return {"staleness_mean": mean, "staleness_max": late[-1]}
 
 
 def sizes(count: float) -> str:

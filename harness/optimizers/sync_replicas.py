@@ -150,28 +150,15 @@ class SyncReplicas(WrappedOptimizer):
         global_step: rt.Variable,
         worker: int | None,
     ) -> rt.Operation:
+        # The task with the global step comes first, and leads.
         groups: dict[str, list[rt.Operation]] = {global_step.device: []}
         for op in applied:
             groups.setdefault(op.device, []).append(op)
-        beside = {v.device: v for g, v in grads_and_vars if g is not None} | {global_step.device: global_step}
         alone = len(groups) == 1
+        quorums = self._make_quorums(list(groups), grads_and_vars, global_step)
         stamp = global_step.read_value()
-        shared_name = self.shared_name(grads_and_vars)
-        quorums, pushes = [], []
-        for device, updates in groups.items():
-            quorum = rt.lowlevel.Quorum(
-                beside[device],
-                needed=self._needed,
-                total=self._total,
-                alone=alone,
-                leads=device == global_step.device,
-                timeout_secs=self._timeout_secs,
-                tasks=[d.split("/device:")[0] for d in groups],
-                elastic=self._elastic,
-                name=shared_name,
-            )
-            quorums.append(quorum)
-            pushes.append(quorum.push(updates, stamp, worker))
+        pairs = zip(quorums, groups.values(), strict=True)
+        pushes = [quorum.push(updates, stamp, worker) for quorum, updates in pairs]
         step, accepted = pushes[0].outputs
         _, counted, dropped, _ = quorums[0].counts()
         runner = SyncRunner(
@@ -189,6 +176,27 @@ class SyncReplicas(WrappedOptimizer):
         with rt.device(None):
             summary.scalar(f"{self.name}/dropped_gradients", dropped)
         return rt.group(*pushes, name=f"{self.name}/train")
+
+    def _make_quorums(
+        self, devices: Sequence[str], grads_and_vars: Sequence[GradientAndVariable], global_step: rt.Variable
+    ) -> list[rt.lowlevel.Quorum]:
+        """Makes the quorum of each task, beside a variable of that task."""
+        beside = {v.device: v for g, v in grads_and_vars if g is not None} | {global_step.device: global_step}
+        shared_name = self.shared_name(grads_and_vars)
+        return [
+            rt.lowlevel.Quorum(
+                beside[device],
+                needed=self._needed,
+                total=self._total,
+                alone=len(devices) == 1,
+                leads=device == global_step.device,
+                timeout_secs=self._timeout_secs,
+                tasks=[d.split("/device:")[0] for d in devices],
+                elastic=self._elastic,
+                name=shared_name,
+            )
+            for device in devices
+        ]
 
     @property
     def _checked(self) -> _Made:
