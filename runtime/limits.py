@@ -134,6 +134,13 @@ class Limits:
     program_secs: float = _limit(
         600.0, _PROGRAMS, "Seconds that a program of another process may run. One that runs longer ends the task."
     )
+    program_share: float = _limit(
+        0.9,
+        _PROGRAMS,
+        "Share of a minute in which programs of one session may keep updates of others waiting. A session above it may "
+        "run no program for as long as it kept them waiting.",
+        most=1.0,
+    )
     participants: int = _limit(4096, _RUN, "Tasks in the run record.")
     checkpoint_jobs: int = _limit(16, _RUN, "Saves and restores under way.")
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime import concurrency
 from runtime.errors import (
     OUT_OF_MEMORY,
     AbortedError,
@@ -26,15 +25,16 @@ from runtime.graph.tracing import is_64_bit
 from runtime.plan.plan import Stage, VariableOutput
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
+from runtime.state.ledger import NOBODY
 from runtime.state.store import Claim, Store
 from runtime.state.write_gate import Gate
 from runtime.task.compiler import Compiler, Executable
 from runtime.task.host_kernels import Context, find_kernel
-from runtime.task.program_watch import ProgramWatch, WatchedProgram
+from runtime.task.program_share import Turn, WatchedProgram
+from runtime.task.program_watch import ProgramWatch
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 _process_compiler = Compiler()
-_get_ident = concurrency.thread_id
 
 
 @dataclass
@@ -107,7 +107,7 @@ class PreparedStage:
         self._kernels = [find_kernel(call.kernel) for call in stage.host]
         self._executable: Executable | None = None
         self.watched: WatchedProgram | None = None
-        self._running = executor.watch.running
+        self._watch = executor.watch
         self._on_host = device is None or device.platform == "cpu"
         self._device = device
         self._one_device = len(executor.devices) == 1
@@ -156,9 +156,29 @@ class PreparedStage:
         """
         if self._kernels:
             return self._run_host(inputs, client, cancelled or Cancellation()), None
-        return self._run_program(inputs)
+        if self.watched is None:
+            return self._run_program(inputs)
+        return self._run_in_turn(self.watched, inputs, client)
 
-    def _run_program(self, inputs: Sequence[AnyArray]) -> tuple[list[AnyArray], jax.Array | None]:
+    def _run_in_turn(
+        self, program: WatchedProgram, inputs: Sequence[AnyArray], client: int
+    ) -> tuple[list[AnyArray], jax.Array | None]:
+        """Runs a program of another process, whose time counts for a client.
+
+        Raises:
+            ResourceExhaustedError: The client is above its share; nothing was run.
+        """
+        turn = self._watch.enter(program, client, bool(self._writes))
+        done = None
+        try:
+            outputs, done = self._run_program(inputs, turn)
+            return outputs, done
+        finally:
+            self._watch.leave(turn, done)
+
+    def _run_program(
+        self, inputs: Sequence[AnyArray], turn: Turn | None = None
+    ) -> tuple[list[AnyArray], jax.Array | None]:
         if self._wide:
             inputs = self._widened(inputs)
         if not self._one_device:
@@ -166,9 +186,9 @@ class PreparedStage:
         pinned: list[AnyArray] = []
         try:
             if not self._slots:
-                results = self._computed(inputs)
+                results = self._computed(inputs, turn)
             else:
-                results, pinned = self._with_variables(inputs)
+                results, pinned = self._with_variables(inputs, turn)
         except OpError:
             raise
         except Exception as error:
@@ -185,20 +205,22 @@ class PreparedStage:
         return outputs, done
 
     @uninterrupted
-    def _with_variables(self, inputs: Sequence[AnyArray]) -> tuple[Sequence[jax.Array], list[AnyArray]]:
+    def _with_variables(
+        self, inputs: Sequence[AnyArray], turn: Turn | None
+    ) -> tuple[Sequence[jax.Array], list[AnyArray]]:
         """Runs the program on its variables; returns the results, and the pinned values that are handed out."""
         handed: list[AnyArray] = []
         try:
             # The program may run on this thread: only stages that need the same variables wait for it.
             with self._claim:
-                results = self._computed(inputs)
+                results = self._computed(inputs, turn)
                 handed = self._exchanged(results)
             return results, self._pinned(handed) if handed else []
         finally:
             if handed:
                 self._store.release(self._handed_slots)
 
-    def _computed(self, inputs: Sequence[AnyArray]) -> Sequence[jax.Array]:
+    def _computed(self, inputs: Sequence[AnyArray], turn: Turn | None) -> Sequence[jax.Array]:
         """Runs the program; the claim must be held."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
         if self._store.run.generation != self._generation:
@@ -219,17 +241,9 @@ class PreparedStage:
             arguments, inputs = [*arguments, *inputs], ()
             for i in self._narrow:
                 arguments[i] = np.asarray(arguments[i])
-        if self.watched is None:
-            return self._executable(*arguments, *inputs)
-        running, here = self._running, -_get_ident()  # no object's id
-        running[here] = (self.watched, None)
-        try:
-            results = self._executable(*arguments, *inputs)
-        finally:
-            del running[here]
-        done = results[len(self._writes)]
-        running[id(done)] = (self.watched, done)
-        return results
+        if turn is not None:
+            turn.running = True
+        return self._executable(*arguments, *inputs)
 
     def _exchanged(self, results: Sequence[jax.Array]) -> list[AnyArray]:
         """Stores the new values and returns the values that are handed out; the claim must be held."""
@@ -267,7 +281,7 @@ class PreparedStage:
             raise self._failed(error) from error
         finally:
             if self.watched is not None:
-                self._running.pop(id(done), None)
+                self._watch.finish(done)
 
     def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
         """Returns ``inputs`` with those of 64 bits on the device: JAX narrows them outside its 64-bit mode."""
@@ -343,7 +357,8 @@ class PreparedStage:
         self._gate.enter(key)
         done = None
         try:
-            _, done = self._run_program(inputs)
+            # The update is made of gradients of several sessions, so its time counts for none of them.
+            _, done = self._run_in_turn(self.watched, inputs, NOBODY) if self.watched else self._run_program(inputs)
             self.wait(done)
         finally:
             self._gate.leave(key, expected if done is not None else None)

@@ -1,107 +1,171 @@
-"""The watch over programs of other processes: one that runs for too long ends the task.
+"""The watch over programs of other processes, which a task cannot interrupt.
 
-XLA cannot be interrupted, and whoever needs the program's variables waits for it. So the process ends as by
-``kill -9``: who has started the task starts it again, and it goes on from its backup or the newest checkpoint.
+A program that runs for too long ends the process as ``kill -9`` would, because every client that needs the program's
+variables waits for it. Whoever has started the task starts it again, and the task continues from its backup or the
+newest checkpoint. A client whose programs keep updates of others waiting for most of a minute is refused
+(`runtime.task.program_share`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 from typing import Final
 
 import jax
 from absl import logging
 
 from runtime import concurrency
+from runtime.errors import ResourceExhaustedError
 from runtime.limits import Limits
 from runtime.observe.audit import AuditLog
+from runtime.task.program_share import WINDOW_SECS, Shares, Turn, WatchedProgram
 
 _LOOK_SECS: Final = 1.0
+# The watch looks at least so many times in the seconds that a program may run.
 _LOOKS: Final = 10
-"""At least so many times a limit the watch looks."""
+# A process without a look for so long was frozen, or had no processor.
+_ASLEEP_SECS: Final = 5.0
 _SHOWN: Final = 5
 
 
-@dataclass(frozen=True, eq=False)
-class WatchedProgram:
-    """A program of another process, as the watch tells of it.
-
-    Attributes:
-        sha256: of the program, in hexadecimal digits.
-        operations: of its stage.
-        peer: the connection by which it was registered; empty where that was with an earlier process of the task.
-        who: the names in the certificate of who registered it.
-    """
-
-    sha256: str
-    operations: tuple[str, ...]
-    peer: str
-    who: str
-
-
-Running = tuple[WatchedProgram, jax.Array | None]
-"""A program that runs, and the result that tells when it is done, once there is one."""
-
-
 class ProgramWatch:
-    """Which programs of others run on a task, and whether one has for too long.
+    """The programs of other processes that run on a task. Thread safe.
 
-    Only the oldest counts: what came later may be waiting for it. Time is counted by the looks of a thread, so that a
-    process that was frozen does not take that for a program's time.
+    Only the oldest program that runs is limited in its time: a later program may be waiting for it. That time is
+    counted by the looks of a thread. So a process that was frozen does not take its sleep for a program's time.
+
+    Args:
+        task: Name of the task, for errors.
+        limits: The limits ``program_secs`` and ``program_share``.
 
     Attributes:
-        running: the programs that run, the oldest first, each under a key of its own. Whoever runs one adds it, and
-            takes it away when it has waited for its end.
-        audit: where an overrun is written down.
+        audit: Log of the programs that ran too long, and of the clients above their share.
     """
 
     def __init__(self, task: str, limits: Limits) -> None:
-        self.running: dict[int, Running] = {}
         self.audit: AuditLog | None = None
         self._task = task
         self._limits = limits
         self._closed = concurrency.Event()
         self._lock = concurrency.Lock()
+        self._shares = Shares(limits.program_share)
+        # Turns whose results are still computed when the call returns, by the id of their last result.
+        self._computing: dict[int, Turn] = {}
+        self._looked_at = 0.0
         self._thread: concurrency.Thread | None = None
 
-    def begin(self) -> None:
-        """Begins to look, before the first program is run."""
+    def start(self) -> None:
+        """Starts the thread, before the first program is run."""
         with self._lock:
             if self._thread is None and not self._closed.is_set():
+                self._looked_at = concurrency.monotonic()
                 self._thread = concurrency.Thread(target=self._look, name="program watch", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops the thread."""
         self._closed.set()
+
+    def enter(self, program: WatchedProgram, client: int, updates: bool) -> Turn:
+        """Begins the turn of a program, before it waits for its variables.
+
+        Args:
+            program: The program.
+            client: Session of the run; NOBODY for an update that several sessions have made.
+            updates: True if the program changes variables.
+
+        Returns:
+            The turn, for ``leave``.
+
+        Raises:
+            ResourceExhaustedError: Programs of the client have kept others waiting for too long.
+        """
+        shares, now = self._shares, concurrency.monotonic()
+        turn = Turn(program, client, updates, now)
+        with self._lock:
+            refusal = shares.refusal(client, now) if shares.refused else None
+            if refusal is None:
+                shares.turns[turn] = None
+                return turn
+        raise self._refused(client, *refusal)
+
+    def leave(self, turn: Turn, done: jax.Array | None) -> None:
+        """Ends a turn, at once or by ``finish``.
+
+        Args:
+            turn: The turn.
+            done: Result that may still be computed; None if the run has failed.
+        """
+        if done is None or done.is_ready():  # type: ignore[attr-defined]  # its stubs do not know it
+            self._end(turn)
+        else:
+            turn.done = done
+            self._computing[id(done)] = turn
+
+    def finish(self, done: jax.Array) -> None:
+        """Ends the turn of a result that is computed now."""
+        if self._computing and (turn := self._computing.pop(id(done), None)) is not None:
+            self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        turns = self._shares.turns
+        with self._lock:
+            if len(turns) == 1:
+                # Nobody waits, as nearly always: no clock is read.
+                turns.pop(turn, None)
+                return
+            now = concurrency.monotonic()
+            self._note_sleep(now)
+            self._end_turn(turn, now)
+
+    def _note_sleep(self, now: float) -> None:
+        # The sleep of a process that was frozen counts for nobody.
+        if now - self._looked_at > _ASLEEP_SECS:
+            self._shares.forget(now)
+
+    def _end_turn(self, turn: Turn, now: float) -> None:
+        if self._shares.end(turn, now):
+            _, secs = self._shares.refused[turn.client]
+            logging.warning("%s", self._refused(turn.client, secs, secs))
+            self._write(turn.program, "program.share", f"refused session {turn.client:x} for {secs:.0f} s")
+
+    def _refused(self, client: int, left: float, secs: float) -> ResourceExhaustedError:
+        what = (
+            f"programs of session {client:x} have kept updates of others waiting for {secs:.1f} of {WINDOW_SECS:g} s, "
+            f"and are refused for {left:.0f} s; make them shorter"
+        )
+        return self._limits.exceeded("program_share", what, self._task)
 
     def _look(self) -> None:
         limit = self._limits.program_secs
         period = min(_LOOK_SECS, limit / _LOOKS)
-        before: Running | None = None
+        before: Turn | None = None
         looks = 0
         while not self._closed.wait(period):
-            oldest = self._oldest()
+            with self._lock:
+                now = concurrency.monotonic()
+                self._note_sleep(now)
+                self._looked_at = now
+                oldest = self._oldest(now)
             looks = looks + 1 if oldest is not None and oldest is before else 0
             before = oldest
             if oldest is not None and looks * period >= limit:
-                self._end(oldest[0])
+                self._kill(oldest.program)
 
-    def _oldest(self) -> Running | None:
-        for key, found in self.running.copy().items():
-            done = found[1]
-            if done is None or not done.is_ready():  # type: ignore[attr-defined]  # its stubs do not know it
-                return found
-            self.running.pop(key, None)  # nobody has waited for it
+    def _oldest(self, now: float) -> Turn | None:
+        for turn in [*self._shares.turns]:
+            if turn.done is not None and turn.done.is_ready():  # type: ignore[attr-defined]  # as above
+                # The call has failed between the run and the wait for its end.
+                self._computing.pop(id(turn.done), None)
+                self._end_turn(turn, now)
+            elif turn.running:
+                return turn
         return None
 
-    def _end(self, program: WatchedProgram) -> None:
-        if self.audit is not None:
-            self.audit.write(
-                "program.overrun", peer=program.peer, who=program.who, what=program.sha256, outcome="ended the task"
-            )
+    def _kill(self, program: WatchedProgram) -> None:
+        """Ends the process, as ``kill -9`` would."""
+        self._write(program, "program.overrun", "ended the task")
         logging.error(
             "%s ends itself: the program %s of [%s], registered by %s, runs for more than %g s (program_secs), which "
             "cannot be interrupted. Start the task again: it continues from its backup or the newest checkpoint",
@@ -113,3 +177,7 @@ class ProgramWatch:
         )
         logging.flush()
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _write(self, program: WatchedProgram, action: str, outcome: str) -> None:
+        if self.audit is not None:
+            self.audit.write(action, peer=program.peer, who=program.who, what=program.sha256, outcome=outcome)

@@ -41,7 +41,8 @@ from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
-from runtime.task.program_watch import ProgramWatch, WatchedProgram
+from runtime.task.program_share import WatchedProgram
+from runtime.task.program_watch import ProgramWatch
 from runtime.task.registry import RegisteredCall, Registration, Registry
 from runtime.task.rendezvous import Rendezvous
 from runtime.task.replication import BackupMessages, Replicator
@@ -257,7 +258,7 @@ class Worker:
         if foreign and program is not None:
             sender = " ".join(rpc.caller().names)
             prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
-            self.program_watch.begin()
+            self.program_watch.start()
         registered = RegisteredCall(call, prepared, registration, len(described))
         if traced:
             registered.prepared = TracedStage(prepared, call, self.tracer)
