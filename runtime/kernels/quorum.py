@@ -24,6 +24,7 @@ each task when it claims the tasks, and repeats the decision where it is missing
 
 from __future__ import annotations
 
+import abc
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,10 @@ class Rules:
     group: str = ""
     elastic: bool = False
 
+    def new_roster(self, name: str, lives: Callable[[int], bool]) -> Roster:
+        """Returns the roster of a quorum with these rules; arguments as of ``QuorumResource``."""
+        return ElasticRoster(name, lives) if self.elastic else Roster(name, self.needed, self.total)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -101,8 +106,10 @@ class Gathered:
     changes: int = 0
 
 
-class QuorumResource(Resource):
+class QuorumResource(Resource, abc.ABC):
     """The gradients of one step, from push to application. Thread safe.
+
+    A push is the same for all kinds of quorums. The kinds differ in the step and in the decision.
 
     Args:
         name: for messages.
@@ -110,13 +117,10 @@ class QuorumResource(Resource):
         lives: tells whether a session gives signs of life; asked where workers come and go.
     """
 
-    # By task, the applications of one decision. None if this task decides alone.
-    _expected: Mapping[str, int] | None = None
-
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         self._name = name
         self._rules = rules
-        self._roster = ElasticRoster(name, lives) if rules.elastic else Roster(name, rules.needed, rules.total)
+        self._roster = rules.new_roster(name, lives)
         self._gradients = StepGradients(self._roster.each)
         # Pushes wait here until their fate is known. The lock is re-entrant, as a signal's handler in the main thread
         # may cancel a call of that thread while it holds the lock.
@@ -126,9 +130,11 @@ class QuorumResource(Resource):
         self._target: DeferredProgram | None = None
         self._last: Selection | None = None
         self._generation = 0
+        # The most gradients that a decision waits for.
+        self._wanted = rules.needed
         self._id = zlib.crc32(rules.group.encode())
         self._log_at = 0.0
-        self._look_at = 0.0 if rules.elastic else float("inf")
+        self._look_at = concurrency.monotonic() + self._roster.look_secs
         self._ended: type[OpError] | None = None
 
     @property
@@ -143,18 +149,16 @@ class QuorumResource(Resource):
 
     # -- what the kinds of quorums do differently --------------------------------------------------------------
 
+    @abc.abstractmethod
     def _present_step(self, stamp: int, target: DeferredProgram) -> int:
         """Returns the step of the variables, for gradients of step ``stamp``."""
-        return target.step()
 
-    def _needed(self) -> int:
-        return self._roster.within_reach(self._rules.needed)
-
+    @abc.abstractmethod
     def _can_decide(self) -> bool:
-        """Returns True if this task decides by itself, and has enough."""
-        return False
+        """Returns True if a push may end the step without an order."""
 
     def _wake(self) -> None:
+        """Wakes all calls that wait, as fewer gradients may be enough now."""
         self._changed.notify_all()
 
     # -- workers -----------------------------------------------------------------------------------------------
@@ -281,14 +285,22 @@ class QuorumResource(Resource):
         self._gradients.drop(fenced)
         self._changed.notify_all()
 
+    def _needed(self) -> int:
+        return self._roster.within_reach(self._wanted)
+
     def _enough(self) -> bool:
         return len(self._gradients.entries) >= max(1, self._needed())
 
-    def _decide(self, chosen: Sequence[Contribution]) -> None:
-        """Applies the mean of the chosen gradients, and ends the step."""
+    def _decide(self, chosen: Sequence[Contribution], expected: Mapping[str, int] | None = None) -> None:
+        """Applies the mean of the chosen gradients, and ends the step.
+
+        Args:
+            chosen: the gradients.
+            expected: by task, the applications of the decision; None if no other task applies gradients.
+        """
         assert self._target is not None
         try:
-            self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), self._expected)
+            self._target.apply(self._gradients.mean_of(chosen), (self._id, self._step), expected)
         except AbortedError:
             # The gradients are not for these variables any more, and every waiting push must know.
             self._drop(fenced=True)
@@ -354,15 +366,29 @@ class QuorumResource(Resource):
         """Asserts the invariants; for tests."""
         with self._changed:
             self._gradients.validate()
+            self._roster.validate()
+            assert self._gradients.workers <= self._roster.known, "a worker gives gradients and is not known"
             assert self._step != UNKNOWN or not self._gradients.entries
-            assert self._last is None or self._step != UNKNOWN
+            # Only a restore sets the counter back, and a restore begins a generation.
+            assert self._last is None or self._last.step < self._step, "a decision would be applied twice"
 
 
 class LoneQuorum(QuorumResource):
     """The quorum of the only task of a step, which decides by itself as the last gradient arrives."""
 
+    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
+        return target.step()
+
     def _can_decide(self) -> bool:
         return self._enough()
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        super().validate()
+        with self._changed:
+            assert not any(c.promised for c in self._gradients.entries)
+            # After a change of the roster the pushes that wait have to wake up before one of them decides.
+            assert self._roster.changes or not self._enough(), "enough gradients wait, and no push decides"
 
     def _time_up(self) -> float:
         limit = self._rules.timeout_secs
@@ -391,21 +417,20 @@ class LedQuorum(QuorumResource):
     The step is the latest that a push has named, or that a commit has reached.
     """
 
-    _leads = False
-
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
         super().__init__(name, rules, lives)
         # The chief waits here until there is enough. Its lock is that of the pushes, which wake nobody for nothing.
         self._gathered = concurrency.Condition(self._lock)
-        self._expected = dict.fromkeys(rules.tasks, 1)
         self._session = 0
-        self._wanted = rules.needed
 
     def _present_step(self, stamp: int, target: DeferredProgram) -> int:
-        return target.step() if self._leads else max(stamp, self._step)
+        return max(stamp, self._step)
 
-    def _needed(self) -> int:
-        return self._roster.within_reach(self._wanted)
+    def _can_decide(self) -> bool:
+        return False
+
+    def _note_counter(self, step_now: Callable[[], int]) -> None:
+        """Notes the step of the counter where this task has the counter."""
 
     def _wake(self) -> None:
         super()._wake()
@@ -463,8 +488,7 @@ class LedQuorum(QuorumResource):
             self._session += 1
             self._wanted = wanted
             self._renew(generation, forget)
-            if self._leads:
-                self._refresh(step_now())
+            self._note_counter(step_now)
             self._gathered.notify_all()
             return self._session, self._step, self._last
 
@@ -542,8 +566,8 @@ class LedQuorum(QuorumResource):
         with self._changed:
             self._check_chief(session, check, generation)
             self._wanted = wanted or self._wanted
-            if not wanted and self._rules.elastic:
-                self._roster.keep_only(decision.workers)
+            if not wanted:
+                self._roster.go_on_with(decision.workers)
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             if self._step != decision.step:
@@ -551,9 +575,15 @@ class LedQuorum(QuorumResource):
             chosen = self._gradients.choose(decision.workers)
             if isinstance(chosen, int):
                 raise InternalError(f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone")
-            self._decide(chosen)
+            self._decide(chosen, dict.fromkeys(self._rules.tasks, 1))
             self._last = decision
             return self._step
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        super().validate()
+        with self._changed:
+            assert self._session or not any(c.promised for c in self._gradients.entries), "promised to no chief"
 
     def _check_chief(self, session: int, check: Callable[[], None], generation: int) -> None:
         check()
@@ -566,4 +596,8 @@ class LedQuorum(QuorumResource):
 class LeadingQuorum(LedQuorum):
     """The quorum of the task that holds the step counter, where a chief leads several tasks."""
 
-    _leads = True
+    def _present_step(self, stamp: int, target: DeferredProgram) -> int:
+        return target.step()
+
+    def _note_counter(self, step_now: Callable[[], int]) -> None:
+        self._refresh(step_now())

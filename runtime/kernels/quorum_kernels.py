@@ -39,7 +39,8 @@ def _quorum(context: Context) -> QuorumResource:
         kind = LoneQuorum if d["alone"] else LeadingQuorum if d["leads"] else LedQuorum
         return kind(f"{d['name']} on {context.task}", rules, context.store.run.environment.lives)
 
-    return named(context, QuorumResource, make)
+    # The kind is for a check of the type: ``make`` makes the resource.
+    return named(context, QuorumResource, make)  # type: ignore[type-abstract]
 
 
 def _worker(context: Context) -> int:

@@ -69,6 +69,9 @@ class Roster:
         self._there = set(workers) if self._there is None else self._there & set(workers)
         self.changes += 1
 
+    def go_on_with(self, workers: Collection[int]) -> None:
+        """Follows a chief that goes on with these workers; a fixed number of workers stays as large."""
+
     def look(self, given: Collection[int]) -> bool:
         """Drops the workers that give no sign of life; returns True if there were any."""
         return False
@@ -84,6 +87,16 @@ class Roster:
             known = {index}
         self._retired |= known
         return bool(known)
+
+    @property
+    def known(self) -> set[int]:
+        """Workers that have given gradients."""
+        return set(self._clients)
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        assert self._heard | (self._there or set()) <= self.known, "a worker without a session is waited for"
+        assert len(self._there or ()) <= self._total
 
     def _of_client(self, client: int) -> set[int]:
         return {worker for worker, of in self._clients.items() if client and of == client}
@@ -121,6 +134,10 @@ class ElasticRoster(Roster):
     def missing(self, given: Collection[int]) -> list[int]:
         """Returns the workers that are there and have given no gradients."""
         return sorted((self._there or set()) - set(given))
+
+    def go_on_with(self, workers: Collection[int]) -> None:
+        """Waits for these workers only, and for each further worker after its next gradient."""
+        self.keep_only(workers)
 
     def look(self, given: Collection[int]) -> bool:
         """Drops the workers whose sessions give no sign of life; returns True if there were any."""

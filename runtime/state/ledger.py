@@ -87,6 +87,12 @@ class Ledger:
             else:
                 self._bytes.pop(owner, None)
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self._lock:
+            assert self._total == sum(self._bytes.values()), "bytes were released that were never reserved"
+            assert min(self._bytes.values(), default=0) >= 0
+
     def end(self, session: int) -> None:
         """Counts the bytes of a session that ends for ``NOBODY``."""
         with self._lock:

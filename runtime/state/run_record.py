@@ -228,9 +228,12 @@ class RunRecord:
         """Asserts the invariants; for tests."""
         with self._changed:
             assert self._phase in (NEW, LOADING, READY, FINISHED)
-            assert self._phase != FINISHED or self.finished_at is not None
-            self._tasks.validate()
+            assert self._phase == NEW or self.leadership, "a phase begins by an order of a chief"
+            assert (self._phase == FINISHED) == (self.finished_at is not None)
+            assert self._phase == FINISHED or self.saved is None, "the last checkpoint is that of another run"
             assert self.generation >= 0 and 0 <= self.leadership.epoch < MAX_EPOCH
+            assert self._tasks.count_with() <= self.environment.limits.participants
+            self._tasks.validate()
 
     # -- the end -----------------------------------------------------------------------------------------------
 

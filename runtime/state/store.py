@@ -360,9 +360,19 @@ class Store:
         with self.lock:
             for key, slot in self._slots.items():
                 assert slot.key == key and slot.readers >= 0
-                assert (slot.value is None) == (slot.spec is None)
-                assert slot.spec is None or slot.value is None or slot.value.shape == slot.spec.shape
+                assert not slot.lock.locked(), "a claim has outlived its stage"
                 assert not slot.lost or slot.value is None
+                assert (slot.value is None) == (slot.spec is None)
+                if slot.value is not None and slot.spec is not None:
+                    assert slot.value.shape == slot.spec.shape and not _is_gone(slot.value)
+                    # The length of strings changes with each update, and is counted at a restore only.
+                    assert slot.spec.is_string or slot.counted == nbytes([slot.value])
+            counted = sum(slot.counted for slot in self._slots.values())
+            names = sum(map(_name_bytes, [*self._slots, *self._resources]))
+            # Elements of queues are counted for nobody, too.
+            assert self.ledger.of(NOBODY) >= counted + names, "bytes of a variable were released twice"
+        self.ledger.validate()
+        self.run.validate()
 
     def variables(self) -> list[tuple[Key, TensorSpec]]:
         """Returns the key and the spec of every initialised variable."""

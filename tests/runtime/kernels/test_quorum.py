@@ -326,6 +326,75 @@ def test_every_gradient_is_applied_once_or_dropped(needed: int, total: int, roun
     assert all(needed - total * quorum._roster.each <= n - needed <= 0 for n in by_step)
 
 
+LED_TURNS = st.one_of(
+    st.tuples(st.just("push"), st.integers(0, 2), st.integers(0, 1)),
+    st.tuples(st.just("hang up"), st.integers(0, 2)),
+    st.tuples(st.just("retire"), st.integers(0, 2)),
+    st.tuples(st.sampled_from(["claim", "gather", "commit", "commit again", "restore", "finish", "begin"])),
+)
+
+
+def _has_come(quorum: QuorumResource, push: Push, value: float, repeated: int) -> bool:
+    here = [float(c.arrays[0][0]) for c in list(quorum._gradients.entries)]
+    return value in here or quorum.counts.repeated > repeated or not push.is_alive()
+
+
+@pytest.mark.parametrize("kind", [LeadingQuorum, LedQuorum])
+@pytest.mark.parametrize("elastic", [False, True])
+@given(turns=st.lists(LED_TURNS, max_size=20))
+def test_led_quorum_keeps_its_promises(kind: type[LedQuorum], elastic: bool, turns: list[Any]) -> None:
+    """The chief finds each gradient that it was promised, and each decision is applied once."""
+    quorum, variables = kind("q", Rules(2, 3, elastic=elastic)), Variables()
+    session, told, decision = 0, None, None
+    pushes: list[Push] = []
+    for what, *of in turns:
+        waiting = [p for p in pushes if p.is_alive()]
+        if what == "push":
+            value, repeated = 1.0 + len(pushes), quorum.counts.repeated
+            push = Push(quorum, variables, of[0], max(0, variables.at - of[1]), value)
+            pushes.append(push)
+            _wait(lambda push=push, at=(value, repeated): _has_come(quorum, push, *at))
+        elif what == "hang up" and len(waiting) > of[0]:
+            waiting[of[0]].cancellation.set("the caller hung up")
+            waiting[of[0]].result()
+        elif what == "retire":
+            quorum.retire(0, of[0])
+        elif what == "restore":
+            variables.generation, variables.at, decision = variables.generation + 1, 0, None
+        elif what in ("finish", "begin"):
+            quorum.set_finished(what == "finish")
+        elif what == "claim":
+            session, _, _ = quorum.claim(leads, variables.step, variables.generation, 2)
+            told = None
+        elif what == "gather":
+            try:
+                told = quorum.gather(session, leads, variables.generation, NOTHING, Cancellation(), 0.0)
+            except FailedPreconditionError:
+                told = None
+        elif what == "commit" and told is not None and told.workers:
+            decision = Selection(told.step, told.workers[:2])
+            applied = len(variables.applied)
+            try:
+                assert quorum.commit(session, leads, variables.generation, decision, 2) == told.step + 1
+                assert len(variables.applied) == applied + 1
+            except FailedPreconditionError:
+                assert len(variables.applied) == applied
+                decision = None
+            told = None
+        elif what == "commit again" and decision is not None:
+            applied = len(variables.applied)
+            try:
+                quorum.commit(session, leads, variables.generation, decision, 2)
+            except FailedPreconditionError:
+                pass
+            assert len(variables.applied) == applied
+        quorum.validate()
+    quorum.clear()
+    for push in pushes:
+        push.result()
+    quorum.validate()
+
+
 def test_a_push_ends_when_too_few_workers_are_left_for_an_aggregate() -> None:
     quorum, variables = LoneQuorum("q", Rules(2, 3)), Variables()
     first = Push(quorum, variables, 0, 0, 1.0)

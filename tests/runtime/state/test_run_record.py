@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import (
     AbortedError,
@@ -364,3 +366,40 @@ def test_another_run_keeps_no_end_of_the_last(orders: tuple[str, ...]) -> None:
     for order in orders:
         found = kept.order(**of(order))
     assert (found.phase, found.done, found.stop, kept.record.finished_at) == (RunReply.READY, [], "", None)
+
+
+TASKS = [CHIEF, OTHER, "/job:worker/task:2", "/job:worker/task:3"]
+RECORD_TURNS = st.tuples(
+    st.sampled_from([*KINDS, "another process"]), st.sampled_from([CHIEF] * 4 + TASKS), st.sampled_from([1, 1, 1, 2, 0])
+)
+FIELDS: dict[str, dict[str, Any]] = {
+    "join": {"session": 1},
+    "finish": {"silence_secs": 1.0, "counter_name": "step", "saved_step": 3, "took_part": TASKS[:3]},
+    "done": {"leave": True, "goodbye": True, "states": {"position": b"3"}},
+}
+
+
+@given(st.lists(RECORD_TURNS, max_size=25))
+def test_record_holds_after_any_orders(turns: list[tuple[str, str, int]]) -> None:
+    """No order lowers the epoch or the generation, and a refused order changes nothing."""
+    kept = Kept(has_values=True)
+    kept.record.environment.limits = Limits(participants=3)
+    before = kept.order(**of("claim"))
+    for kind, sender, epoch in turns:
+        if kind == "another process":
+            state = json.loads(json.dumps(kept.record.state()))
+            kept.record = RunRecord(kept.changed, lambda: True)
+            kept.record.environment.limits = Limits(participants=3)
+            kept.record.take_up(state)
+            kept.record.validate()
+            before = kept.order(**of("inspect"))
+            assert kept.record.state() == state | {"saved": kept.record.saved}
+            continue
+        try:
+            after = kept.order(sender, epoch, **of(kind, **FIELDS.get(kind, {})))
+        except OpError:
+            after = kept.order(**of("inspect"))
+            after.silent.clear(), before.silent.clear()
+            assert after == before
+        assert after.leadership.epoch >= before.leadership.epoch and after.generation >= before.generation
+        before = after

@@ -2,25 +2,28 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import runtime as rt
-from runtime.state.store import Claim, Slot, Store
+from runtime.state.ledger import NOBODY, Ledger
+from runtime.state.store import Claim, Resource, Slot, Store
 from runtime.tensor_spec import TensorSpec
 
 TURNS = 300
 SECS = 60.0
+SCALAR = TensorSpec((), jnp.float32)
 
 
 def _store(*names: str) -> tuple[Store, list[Slot]]:
     store = Store()
-    slots = [store.slot("", name) for name in names]
-    for slot in slots:
-        slot.value, slot.spec = jnp.zeros(()), TensorSpec((), jnp.float32)
-    return store, slots
+    store.replace({("", name): (jnp.zeros(()), SCALAR) for name in names})
+    return store, [store.slot("", name) for name in names]
 
 
 def _together(*bodies: Callable[[], None]) -> None:
@@ -106,3 +109,75 @@ def test_a_variable_may_come_twice_in_a_claim() -> None:
     with Claim([a, a]):
         assert a.lock.locked()
     assert not a.lock.locked()
+
+
+STORE_TURNS = st.tuples(
+    st.sampled_from(["replace", "snapshot", "hold", "release", "donate", "drop", "clear", "resource"]),
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
+)
+
+
+@given(st.lists(STORE_TURNS, max_size=20))
+def test_store_counts_what_it_keeps(turns: list[Any]) -> None:
+    """Values, references and bytes agree after any order of operations."""
+    store, held = Store(), []
+    slots = [store.slot(name, name) for name in "abc"]
+    empty = store.ledger.of(NOBODY)
+    values: dict[str, float] = {}
+    lost: set[str] = set()
+    for number, (what, names) in enumerate(turns):
+        keys = [(name, name) for name in names]
+        if what == "replace":
+            store.replace({key: (jnp.full((2,), float(number)), TensorSpec((2,), jnp.float32)) for key in keys})
+            values |= dict.fromkeys(names, float(number))
+            lost -= set(names)
+        elif what == "snapshot":
+            try:
+                found = store.snapshot(keys)
+                assert {key[0]: value[0] for key, value in found.items()} == {name: values[name] for name in names}
+            except rt.errors.AbortedError:
+                assert lost & set(names)
+            except rt.errors.FailedPreconditionError:
+                assert set(names) - values.keys()
+        elif what == "hold":
+            held += [slot for slot, _ in store.hold()[0]]
+        elif what == "release" and held:
+            store.release([held.pop()])
+        elif what == "donate":
+            for slot in (store.slot(*key) for key in keys):
+                if isinstance(slot.value, jax.Array):
+                    slot.value.delete()
+            assert sorted(store.drop_lost([store.slot(*key) for key in keys], "its program failed")) == sorted(
+                name for name in names if name in lost or values.pop(name, None) is not None and not lost.add(name)
+            )
+        elif what == "drop":
+            assert set(store.drop_lost([store.slot(*key) for key in keys], "for no reason")) == lost & set(names)
+        elif what == "clear":
+            store.clear(names)
+            lost -= set(names)
+            values = {name: value for name, value in values.items() if name not in names}
+        elif what == "resource":
+            assert store.resource(*keys[0], Resource) is store.resource(*keys[0], Resource)
+        store.validate()
+        assert sum(slot.readers for slot in slots) == len(held)
+        assert sum(slot.counted for slot in slots) == 8 * len(values)
+    store.clear()
+    store.validate()
+    assert store.ledger.of(NOBODY) == empty, "bytes of values that are gone are counted"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["reserve", "release", "end"]), st.integers(0, 2), st.integers(0, 9))))
+def test_ledger_loses_no_byte(turns: list[Any]) -> None:
+    """Bytes that are reserved are counted until they are released, also after the end of their session."""
+    ledger, kept = Ledger(), {0: 0, 1: 0, 2: 0}
+    for what, session, count in turns:
+        if what == "reserve":
+            ledger.reserve(session, count)
+            kept[session] += count
+        elif what == "release" and kept[session] >= count:
+            ledger.release(session, count)
+            kept[session] -= count
+        elif what == "end" and session != NOBODY:
+            ledger.end(session)
+        ledger.validate()
+        assert sum(ledger.of(number) for number in kept) == sum(kept.values())
