@@ -25,7 +25,9 @@ from runtime.errors import (
 from runtime.graph import op_kinds
 from runtime.graph.deferred_update import ALL_WORKERS, Quorum, bounded_update
 from runtime.graph.gradients import without_derivative
+from runtime.graph.graph import set_default_graph_type
 from runtime.graph.host_ops import host_call
+from runtime.graph.operators import pick_item
 from runtime.graph.python_calls import python_call
 from runtime.graph.tracing import needs_64_bit, sizes_are_guesses
 from runtime.graph.variable import path_name
@@ -80,10 +82,12 @@ __all__ = [
     "metrics",
     "one_line",
     "path_name",
+    "pick_item",
     "printable",
     "python_call",
     "register_state",
     "server_names",
+    "set_default_graph_type",
     "sizes_are_guesses",
     "storage",
     "needs_64_bit",

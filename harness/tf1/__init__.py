@@ -38,9 +38,7 @@ from harness.tf1.ops import string_ops as _string_ops
 from harness.tf1.ops import value_ops as _value_ops
 from harness.tf1.train import summary as _summary
 
-_shapes.install()
-_framework.install()
-_slices.install()
+_rt.lowlevel.set_default_graph_type(_framework.Graph)
 
 NAMESPACES = {
     "app": "names.app",

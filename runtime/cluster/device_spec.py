@@ -59,6 +59,9 @@ class DeviceSpec:
         """
         return _parse(name)
 
+    from_string = parse
+    """TF1's name of ``parse``."""
+
     def to_string(self) -> str:
         """Returns the short form, '/job:worker/task:1/cpu:0'; empty without parts."""
         parts = (("job", self.job), ("replica", self.replica), ("task", self.task))

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkabl
 
 from runtime import concurrency
 from runtime.graph.op_kinds import Body, Nothing, Shape
-from runtime.graph.operators import Operators
+from runtime.graph.operators import Operators, pick_item
 from runtime.graph.placement import (
     DeviceFunction,
     DeviceScopes,
@@ -184,6 +184,11 @@ class Operation:
         self.wide = wide
         self.outputs = tuple(Tensor(self, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self.graph.extra_attribute(self, name)
+
     def __repr__(self) -> str:
         at = f" device={self.device!r}" if self.device else ""
         return f"<Operation {self.name!r} type={self.type}{at}>"
@@ -213,6 +218,20 @@ class Graph:
         self._finalized = False
         self.seed: int | None = None
         """Graph-level random seed; with it every run of the program draws the same numbers."""
+
+    # -- what a subclass may add to ----------------------------------------------------------------------------
+
+    def extra_attribute(self, owner: object, name: str) -> Any:
+        """Returns an attribute that the class of ``owner`` lacks: a tensor, operation or session of this graph.
+
+        Raises:
+            AttributeError: always; a subclass may know the name.
+        """
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
+
+    def pick_item(self, tensor: Operators[Tensor], item: object) -> Tensor:
+        """Adds the operation ``tensor[item]``."""
+        return pick_item(tensor, item)
 
     # -- scopes ------------------------------------------------------------------------------------------------
 
@@ -548,7 +567,17 @@ def reset_default_graph() -> None:
     global _process_graph
     if _graph_stack():
         raise RuntimeError("reset_default_graph() inside Graph.as_default() would leave that graph in use")
-    _process_graph = Graph()
+    _process_graph = type(_process_graph)()
+
+
+def set_default_graph_type(graph_type: type[Graph]) -> None:
+    """Turns the process-wide default graph, and those that replace it, into graphs of another class.
+
+    Args:
+        graph_type: A subclass of ``Graph`` that adds methods only. The default graph keeps its identity and all
+            operations.
+    """
+    _process_graph.__class__ = graph_type
 
 
 def default_session_stack() -> list[SessionLike]:

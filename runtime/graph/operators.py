@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -76,9 +76,16 @@ class Operators(Generic[Result]):
         """Its dtype."""
         raise NotImplementedError
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_") or not hasattr(jax.Array, name):
+    @property
+    def graph(self) -> Any:
+        """The graph of the tensor."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if not hasattr(jax.Array, name):
+            return self.graph.extra_attribute(self, name)
         misuse.check_not_traced(self.name)
         raise AttributeError(f"no method {name!r} here: {misuse.cure(self.name)}")
 
@@ -111,13 +118,19 @@ class Operators(Generic[Result]):
         return _unary("LogicalNot", operator.invert, self)
 
     def __getitem__(self, item: object) -> Result:
-        _check_bounds(self, item)
-        picked: Result = _apply("strided_slice", _item, self, item)
+        picked: Result = self.graph.pick_item(self, item)
         return picked
 
 
 TensorLike: TypeAlias = Operators[object] | npt.ArrayLike
 """A tensor, a variable, or a value of which numpy makes an array: an argument that stands for a tensor."""
+
+
+def pick_item(tensor: Operators[Result], item: object) -> Result:
+    """Adds the operation ``tensor[item]``."""
+    _check_bounds(tensor, item)
+    picked: Result = _apply("strided_slice", _item, tensor, item)
+    return picked
 
 
 def _check_bounds(tensor: Operators[object], item: object) -> None:

@@ -163,7 +163,8 @@ def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | Non
     if isinstance(value, Tensor):
         return value
     if isinstance(value, StandsForTensor):
-        return value._as_tensor()
+        tensor: Tensor = value._as_tensor()
+        return tensor
     return constant(value, dtype, name=name)
 
 

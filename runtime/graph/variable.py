@@ -340,7 +340,7 @@ def _call_elsewhere(
     make: Callable[[], TensorLike], dtype: DTypeLike | None, name: str
 ) -> tuple[tuple[int, ...], DType]:
     """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
-    with Graph().as_default():
+    with type(get_default_graph())().as_default():
         static, wanted = _static_spec(make(), dtype, name)
     if static is None:
         raise InvalidArgumentError(f"variable {name!r}: its initial value is a function that gives a function")

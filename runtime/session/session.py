@@ -536,6 +536,11 @@ class Session:
         """Returns a context in which ``Tensor.eval`` and ``Operation.run`` use this session; its end closes nothing."""
         return default_session(self)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "graph":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self.graph.extra_attribute(self, name)
+
     def __enter__(self) -> Session:
         """Makes the session and its graph the defaults of this thread."""
         if self._entered is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ import runtime as rt
 from harness.tf1.graph.config import apply as _apply
 from harness.tf1.ops.lift import Names, constant, operand
 from harness.tf1.ops.math_ops import OPS as _MATH
+from harness.tf1.ops.shapes import get_shape, set_shape
+from harness.tf1.ops.slices import pick_item
 
 OPS = Names()
 """TensorFlow's name -> what it is here, for all that this module defines."""
@@ -70,8 +73,7 @@ class RunOptions(rt.RunOptions):
     output_partition_graphs: bool = False
 
 
-def _as_graph_def(graph: rt.Graph, from_version: int | None = None, add_shapes: bool = False) -> Any:
-    """The graph as TensorFlow's message, as event files hold it."""
+def _as_graph_def(graph: rt.Graph) -> Any:
     from harness.tensorboard.graph_def import graph_def
 
     return graph_def(graph)
@@ -98,23 +100,53 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
     return path
 
 
-def install() -> None:
-    """Gives graphs, sessions, operations and variables the names that scripts use of them."""
-    additions: Sequence[Any] = [
-        (rt.Graph, "as_graph_def", _as_graph_def),
-        (rt.Graph, "_unsafe_unfinalize", rt.Graph.unsafe_unfinalize),
-        (rt.Session, "graph_def", property(lambda session: _as_graph_def(session.graph))),
-        (rt.Operation, "values", lambda op: [*op.outputs]),
-        (
-            rt.Operation,
-            "node_def",
-            property(lambda op: SimpleNamespace(name=op.name, op=op.type, device=op.device)),
-        ),
-        (rt.Variable, "_ref", lambda variable: variable),
-        (rt.DeviceSpec, "from_string", staticmethod(rt.DeviceSpec.parse)),
-    ]
-    for target, name, value in additions:
-        setattr(target, name, value)
+# -- graphs and what belongs to them -------------------------------------------------------------------------------
+
+
+class _AnyGraph(type):
+    """Makes ``isinstance(g, tf.Graph)`` true for the graphs of ``rt``."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, rt.Graph)
+
+
+@OPS.add()
+class Graph(rt.Graph, metaclass=_AnyGraph):
+    """``rt.Graph``, whose tensors, operations and sessions have TensorFlow's methods too."""
+
+    _unsafe_unfinalize = rt.Graph.unsafe_unfinalize
+
+    def as_graph_def(self, from_version: int | None = None, add_shapes: bool = False) -> Any:
+        """Returns the graph as TensorFlow's message, as event files hold it."""
+        return _as_graph_def(self)
+
+    def extra_attribute(self, owner: object, name: str) -> Any:
+        """Returns what TensorFlow's programs find under ``name`` of a tensor, operation, variable or session."""
+        for kind, names in _EXTRA.items():
+            if isinstance(owner, kind) and name in names:
+                return names[name](owner)
+        return super().extra_attribute(owner, name)
+
+    def pick_item(self, tensor: Any, item: object) -> rt.Tensor:
+        """Adds the operation ``tensor[item]``; the ends of slices may be tensors."""
+        return pick_item(tensor, item)
+
+
+_EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
+    rt.Tensor | rt.Variable: {
+        "get_shape": lambda tensor: functools.partial(get_shape, tensor),
+        "set_shape": lambda tensor: functools.partial(set_shape, tensor),
+    },
+    rt.Tensor: {
+        "consumers": lambda tensor: lambda: [op for op in tensor.graph.get_operations() if tensor in op.inputs],
+    },
+    rt.Operation: {
+        "values": lambda op: lambda: [*op.outputs],
+        "node_def": lambda op: SimpleNamespace(name=op.name, op=op.type, device=op.device),
+    },
+    rt.Session: {"graph_def": lambda session: _as_graph_def(session.graph)},
+}
+"""Class -> TensorFlow's attribute of its objects -> the function that makes the attribute of an object."""
 
 
 # -- scopes --------------------------------------------------------------------------------------------------------
@@ -350,7 +382,6 @@ def assert_rank(
 
 
 OPS |= {
-    "Graph": rt.Graph,
     "Operation": rt.Operation,
     "RunMetadata": rt.RunMetadata,
     "RunOptions": RunOptions,

@@ -75,6 +75,9 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         if expected_shape is not None and not TensorShape(self.shape).is_compatible_with(expected_shape):
             raise ValueError(f"variable {self.name!r}: expected shape {expected_shape}, got {self.shape}")
 
+    def _ref(self) -> Variable:
+        return self
+
     def assign(  # type: ignore[override]
         self, value: rt.TensorLike, use_locking: object = False, name: str | None = None
     ) -> rt.Tensor:

@@ -193,18 +193,5 @@ def set_shape(tensor: Any, shape: Any) -> None:
         tensor.shape = None if merged.dims is None else tuple(merged.as_list())
 
 
-def install() -> None:
-    """Gives tensors and variables ``get_shape`` and ``set_shape``: the names that scripts use everywhere."""
-    for target in (rt.Tensor, rt.Variable):
-        setattr(target, "get_shape", get_shape)  # noqa: B010 - the classes do not declare them
-        setattr(target, "set_shape", set_shape)  # noqa: B010
-    setattr(rt.Tensor, "consumers", consumers)  # noqa: B010
-
-
-def consumers(tensor: Any) -> list[rt.Operation]:
-    """The operations that take this tensor as an input."""
-    return [op for op in tensor.graph.get_operations() if tensor in op.inputs]
-
-
 ShapeLike: TypeAlias = TensorShape | rt.TensorLike
 """What says a shape: a ``TensorShape``, numbers, or a tensor that depends on shapes only."""

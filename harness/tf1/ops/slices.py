@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ from harness.tf1.ops.static import known_while_tracing
 
 OPS = Names()
 """TensorFlow's name -> the function."""
-
-_by_numbers = rt.Tensor.__getitem__
 
 
 @op("Slice")
@@ -171,18 +169,13 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
     return rest
 
 
-def _getitem(tensor: rt.Tensor, item: object) -> rt.Tensor:
-    """``tensor[item]``; the ends of slices may be tensors."""
+def pick_item(tensor: Any, item: object) -> rt.Tensor:
+    """Adds the operation ``tensor[item]``; the ends of slices may be tensors."""
     places = item if isinstance(item, tuple) else (item,)
     ends = [end for p in places if isinstance(p, builtins.slice) for end in (p.start, p.stop, p.step)]
     if not any(is_tensor(end) for end in ends):
-        return _by_numbers(tensor, item)
+        picked: rt.Tensor = rt.lowlevel.pick_item(tensor, item)
+        return picked
     if any(map(_is_computed, ends)):
         return _cut(rt.as_tensor(tensor), places)
     return _by_places(tensor, [[p.start, p.stop, p.step] if isinstance(p, builtins.slice) else p for p in places])
-
-
-def install() -> None:
-    """Lets tensors and variables be sliced so."""
-    for target in (rt.Tensor, rt.Variable):
-        setattr(target, "__getitem__", _getitem)  # noqa: B010 - both inherit it
