@@ -201,8 +201,7 @@ class Coordinator:
         if self.should_stop() or not _alive(threads):
             return None
         # Python has no event for the end of a thread, so the helper joins the threads and then notifies this wait.
-        watcher = concurrency.Thread(target=self._log_when_ended, args=(threads,), name="coordinator-join", daemon=True)
-        watcher.start()
+        watcher = concurrency.ThreadGroup("coordinator").start(self._log_when_ended, threads, name="coordinator-join")
         with self._changed:
             while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS):
                 _log.warning("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
@@ -213,6 +212,35 @@ class Coordinator:
             thread.join()
         with self._changed:
             self._changed.notify_all()
+
+
+def create_threads(
+    calls: Mapping[str, Callable[[], object]], owner: str, coord: Coordinator | None, *, daemon: bool, start: bool
+) -> list[concurrency.Thread]:
+    """Returns a thread for each call, registered with a coordinator.
+
+    Args:
+        calls: Functions by name of the thread.
+        owner: Name of the object that the threads belong to.
+        coord: Coordinator of the threads; None for threads that nothing joins.
+        daemon: True for threads that may be left behind when the process ends.
+        start: True to start the threads.
+
+    Example:
+        >>> coord = Coordinator()
+        >>> threads = create_threads({"an example": coord.request_stop}, "example", coord, daemon=True, start=True)
+        >>> coord.join(threads)
+        >>> coord.should_stop()
+        True
+    """
+    group = concurrency.ThreadGroup(owner, daemon=daemon)
+    threads = [group.create(call, name=name) for name, call in calls.items()]
+    for thread in threads:
+        if coord is not None:
+            coord.register_thread(thread)
+        if start:
+            thread.start()
+    return threads
 
 
 def _alive(threads: Iterable[concurrency.Thread]) -> list[concurrency.Thread]:

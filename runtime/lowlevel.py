@@ -8,10 +8,10 @@ process.
 from runtime.checkpoint import durability, storage, string_arrays
 from runtime.checkpoint.array_slice import ArraySlice
 from runtime.checkpoint.coordinator import CheckpointCoordinator
-from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.snapshot import CheckpointFile, Snapshot, VariableSlice
 from runtime.checkpoint.states import register_state
 from runtime.cluster.spec import agree
+from runtime.concurrency import in_thread
 from runtime.errors import (
     DiskAwayError,
     DiskFullError,

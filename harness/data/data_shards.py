@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, underlying
+from harness.coordinator import Coordinator, create_threads, underlying
 from harness.data import lease_table
 from harness.optimizers.optimizer import AnyOptimizer, GradientAndVariable, WrappedOptimizer, updates_of
 from harness.training.run.monitored_session import MonitoredSession
@@ -449,11 +449,8 @@ class LeaseKeeper:
         if not target or not is_chief(sess, owner_of(task) == 0 or task == "/job:worker/task:0"):
             return []
         coord = coord or Coordinator()
-        thread = concurrency.Thread(target=self._keep, args=(sess, target, coord), name=self.name, daemon=daemon)
-        coord.register_thread(thread)
-        if start:
-            thread.start()
-        return [thread]
+        keep = functools.partial(self._keep, sess, target, coord)
+        return create_threads({self.name: keep}, self.name, coord, daemon=daemon, start=start)
 
     def _keep(self, sess: rt.SessionLike, target: str, coord: Coordinator) -> None:
         records = RunRecords(target)

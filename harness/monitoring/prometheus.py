@@ -213,10 +213,8 @@ class MetricsServer:
             app = _guarded(app, security.bearer(), server.tell_refused)
         self._http = _HttpServer(host, port, tls, server.tell_refused)
         self._http.set_app(app)
-        self._thread = concurrency.Thread(
-            target=self._http.serve_forever, args=(_STOP_SECS,), name="metrics", daemon=True
-        )
-        self._thread.start()
+        self._threads = concurrency.ThreadGroup(f"figures of {server.task} for Prometheus")
+        self._threads.start(self._http.serve_forever, _STOP_SECS, name="metrics")
         self.port = int(self._http.server_port)
         logging.info("%s: figures for Prometheus at port %d of %s", server.task, self.port, host)
 
@@ -224,7 +222,7 @@ class MetricsServer:
         """Stops listening."""
         self._http.shutdown()
         self._http.server_close()
-        self._thread.join()
+        self._threads.close()
 
     def __enter__(self) -> MetricsServer:
         """Returns the endpoint."""

@@ -6,7 +6,6 @@ The terminal (``status``) and TensorBoard (``cluster_scalars``) show the samples
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import runtime as rt
@@ -15,7 +14,6 @@ from runtime import concurrency
 
 ANSWER_SECS = 2.0
 """Seconds for an answer, after which a task is silent."""
-_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -69,15 +67,16 @@ class Sampler:
             variables: True if the reports list the variables.
         """
 
-        def probe(item: tuple[str, str]) -> TaskStatus:
-            return self._probe(*item, variables)
+        def probe(tasks: Mapping[str, str]) -> list[TaskStatus]:
+            answers = concurrency.call_all(lambda task: self._probe(task, tasks[task], variables), tasks, "probe of")
+            return [answer.result() for answer in answers.values()]
 
         named = {str(task): address for task, address in self._cluster.tasks().items() if task.job != "evaluator"}
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            states = list(pool.map(probe, named.items()))
-            records = [record for record in pool.map(self._record, states) if record]
-            joined = {task: at for record in records for task, at in record.addresses.items() if task not in named}
-            states += pool.map(probe, sorted(joined.items(), key=lambda item: (len(item[0]), item[0])))
+        states = probe(named)
+        found = concurrency.call_all(lambda i: self._record(states[i]), range(len(states)), "run record of")
+        records = [record for answer in found.values() if (record := answer.result())]
+        joined = {task: at for record in records for task, at in record.addresses.items() if task not in named}
+        states += probe(dict(sorted(joined.items(), key=lambda item: (len(item[0]), item[0]))))
         fates = dict.fromkeys(joined, "gone")
         for record in records:
             fates |= {task: f"gone, no sign of life for {secs:.0f} s" for task, secs in record.silent.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, underlying
+from harness.coordinator import Coordinator, create_threads, underlying
 from harness.optimizers.sync_policy import ClaimReply, TaskProgress, choose, rejoined, settle
 from harness.training.start.managed_session import is_chief
 from runtime import concurrency
@@ -132,18 +133,11 @@ class SyncRunner:
             if self._running:
                 return []
             self._running = True
-        threads = [concurrency.Thread(target=self._lead, args=(sess, coord), name=f"{self.name}-lead")]
-        threads += [
-            concurrency.Thread(target=self._listen_all, args=(i, sess, coord), name=f"{self.name}-listen-{i}")
-            for i in range(len(self._tasks))
-        ]
-        threads.append(concurrency.Thread(target=self._release, args=(sess, coord), name=f"{self.name}-release"))
-        for thread in threads:
-            thread.daemon = daemon
-            coord.register_thread(thread)
-            if start:
-                thread.start()
-        return threads
+        calls = {f"{self.name}-lead": functools.partial(self._lead, sess, coord)}
+        for i in range(len(self._tasks)):
+            calls[f"{self.name}-listen-{i}"] = functools.partial(self._listen_all, i, sess, coord)
+        calls[f"{self.name}-release"] = functools.partial(self._release, sess, coord)
+        return create_threads(calls, self.name, coord, daemon=daemon, start=start)
 
     # -- beginning a session ---------------------------------------------------------------------------------------
 

@@ -112,8 +112,8 @@ class EventFile:
         self._due = 0.0
         self._flushes_ordered = self._flushes_done = 0
         self._closing = False
-        self._thread = concurrency.Thread(target=self._run, name=f"events {os.path.basename(self.path)}", daemon=True)
-        self._thread.start()
+        self._threads = concurrency.ThreadGroup(self.path)
+        self._thread = self._threads.start(self._run, name=f"events {os.path.basename(self.path)}")
 
     def put(self, event: event_pb2.Event) -> None:
         """Adds an event; blocks while 16 MiB of events wait for a slow disk."""
@@ -142,7 +142,7 @@ class EventFile:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        self._threads.close()
         if self._failure:
             self._lose(self._waiting)
             logging.error("%s lost: %s cannot be written: %s", _events(self.lost), self.path, self._failure)

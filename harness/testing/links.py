@@ -51,8 +51,8 @@ class Links:
         self._loop = asyncio.new_event_loop()
         self.ports: dict[str, int] = {}
         """Port of the proxy of each task, on 127.0.0.1."""
-        self._thread = concurrency.Thread(target=self._loop.run_forever, name="links", daemon=True)
-        self._thread.start()
+        self._threads = concurrency.ThreadGroup("links")
+        self._threads.start(self._loop.run_forever, name="links")
         self._wait(self._listen(tasks))
 
     def cut(self, one: str, other: str, reset: bool = False) -> None:
@@ -75,7 +75,7 @@ class Links:
         """Closes everything and ends the thread."""
         self._wait(self._shut(), _CLOSE_SECS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._threads.close()
         self._loop.close()
 
     def _wait(self, work: Coroutine[None, None, None], secs: float | None = None) -> None:

@@ -106,8 +106,7 @@ class Zygote:
         self._failure: BaseException | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         # The guard ends with the thread that starts it, and takes the zygote and all tasks along.
-        self._thread = concurrency.Thread(target=self._run, args=(theirs,), name="zygote", daemon=True)
-        self._thread.start()
+        self._thread = concurrency.ThreadGroup("zygote").start(self._run, theirs, name="zygote")
         self._ready.wait()
         if self._failure is not None:
             self._control.close()
@@ -221,7 +220,7 @@ class Processes:
         self._zygote = zygote
         self._show = show
         self._lives: list[Life] = []
-        self._threads: list[concurrency.Thread] = []
+        self._threads = concurrency.ThreadGroup("processes")
         self._lines: dict[str, list[Line]] = {task: [] for task in tasks}
         self._seen = dict.fromkeys(tasks, 0)
         self.changed = concurrency.Condition()
@@ -241,8 +240,7 @@ class Processes:
             for life in self._lives:
                 if life.code is None:
                     life.channel.shutdown(socket.SHUT_WR)
-        for thread in self._threads:
-            thread.join()
+        self._threads.close()
 
     def spawn(
         self,
@@ -288,8 +286,7 @@ class Processes:
                 os.close(writer)
             life = Life(task, len(self.lives(task)), channel, pid, started_at)
             self._lives.append(life)
-            self._threads.append(concurrency.Thread(target=self._follow, args=(life, reader), name=task, daemon=True))
-            self._threads[-1].start()
+            self._threads.start(self._follow, life, reader, name=task)
             self.changed.notify_all()
         return life
 

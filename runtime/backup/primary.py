@@ -192,7 +192,8 @@ class Primary:
         self._most_lag = 0
         self._waited_secs = 0.0
         self._sent = [0, 0, 0.0]  # images, bytes, seconds
-        self._thread = concurrency.Thread(target=self._run, name=f"backup of {task}", daemon=True)
+        self._threads = concurrency.ThreadGroup(f"backup of {task} at {holder}")
+        self._thread = self._threads.create(self._run, name=f"backup of {task}")
 
     def start(self) -> None:
         """Starts sending."""
@@ -208,8 +209,7 @@ class Primary:
             self._closed = True
             for condition in (self._work, self._arrived, self._resumed):
                 condition.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(_WAIT_SECS)
+        self._threads.close(_WAIT_SECS)
 
     # -- what the task does ------------------------------------------------------------------------------------
 

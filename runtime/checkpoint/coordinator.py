@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -318,13 +317,12 @@ class CheckpointCoordinator:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
         if len(tasks) == 1:
             return [fn(tasks[0])]
-        with ThreadPoolExecutor(max(len(tasks), 1), "checkpoint-orders") as pool:
-            futures = [pool.submit(fn, t) for t in tasks]
-        errors = [e for f in futures if (e := f.exception()) is not None]
+        replies = concurrency.call_all(fn, tasks, "checkpoint order to").values()
+        errors = [error for reply in replies if (error := reply.exception()) is not None]
         # A refusal tells the reason better than the loss of another task.
         if errors:
             raise next((e for e in errors if not isinstance(e, UnavailableError)), errors[0])
-        return [f.result() for f in futures]
+        return [reply.result() for reply in replies]
 
 
 def _messages(slices: Sequence[VariableSlice]) -> list[pb.SliceDef]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 from runtime import concurrency
@@ -49,20 +48,6 @@ class Pace:
         self._wait(min(worked_secs * self._factor, REST_SECS))
 
 
-def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Runs ``work`` in a thread of its own; returns a future of the result."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    concurrency.Thread(target=run, name=name, daemon=True).start()
-    return future
-
-
 def in_background(work: Callable[[], T], name: str) -> T:
     """Runs ``work`` in a thread of low priority and waits for it.
 
@@ -77,7 +62,7 @@ def in_background(work: Callable[[], T], name: str) -> T:
         step_aside()
         return work()
 
-    return in_thread(run, name).result()
+    return concurrency.in_thread(run, name).result()
 
 
 def step_aside(others: str = "") -> None:

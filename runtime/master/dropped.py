@@ -49,8 +49,7 @@ def _start() -> None:
     with _lock:
         # The child of a fork has no threads.
         if _thread is None or not _thread.is_alive():
-            _thread = concurrency.Thread(target=_work, name="dropped", daemon=True)
-            _thread.start()
+            _thread = concurrency.ThreadGroup("finalizers").start(_work, name="dropped")
 
 
 def _work() -> None:

@@ -8,14 +8,12 @@ import functools
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 from absl import logging
 
 from runtime import concurrency
-from runtime.checkpoint.pacing import in_thread
 from runtime.checkpoint.states import task_states
 from runtime.checkpoint.streaming import Stream
 from runtime.cluster.spec import EVALUATOR, ClusterSpec
@@ -296,20 +294,21 @@ class MasterSession:
         found = services_pb2.CheckpointReply()
         alive: dict[str, bytes] = {}
         keepers = {name for name, _ in holders(self._everybody)}  # nobody else speaks for others
-        with ThreadPoolExecutor(16, "states") as pool:
-            answers = [
-                (name, pool.submit(self._request, name, address, order, timeout)) for name, address in self._everybody
-            ]
-            for name, answer in answers:
-                try:
-                    given = answer.result().states
-                    if name in keepers:
-                        found.states.states.update(given.of_done)
-                    alive.update({f"{name} {key}": value for key, value in given.states.items()})
-                except (UnavailableError, TimeoutError):
-                    logging.debug("%s does not answer: its state does not go into the checkpoint", name)
-                except OpError as error:
-                    logging.info("no state of %s goes into the checkpoint: %s", name, error)
+        addresses = dict(self._everybody)
+
+        def ask(name: str) -> services_pb2.CheckpointReply:
+            return self._request(name, addresses[name], order, timeout)
+
+        for name, answer in concurrency.call_all(ask, addresses, "states of").items():
+            try:
+                given = answer.result().states
+                if name in keepers:
+                    found.states.states.update(given.of_done)
+                alive.update({f"{name} {key}": value for key, value in given.states.items()})
+            except (UnavailableError, TimeoutError):
+                logging.debug("%s does not answer: its state does not go into the checkpoint", name)
+            except OpError as error:
+                logging.info("no state of %s goes into the checkpoint: %s", name, error)
         found.states.states.update(alive)
         return found
 
@@ -326,7 +325,7 @@ class MasterSession:
             copy.CopyFrom(order)
             # A local task calls functions of the user in this process, and only a thread can bound their time.
             if isinstance(task, LocalTask):
-                return in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
+                return concurrency.in_thread(lambda: task.send_order(copy, timeout), "states").result(timeout)
             return task.send_order(copy, timeout)
         finally:
             if known is None and isinstance(task, RemoteTask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Sequence
 from concurrent import futures
@@ -68,7 +69,7 @@ def send_run_order(
     """
     deadline = concurrency.monotonic() + wait_secs(order) + answer_secs
     client = concurrency.random_id(63) | 1
-    replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {name: futures.Future() for name, _ in tasks}
+    replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {}
     met: list[RemoteTask] = []
     ended = concurrency.Condition()
 
@@ -92,11 +93,7 @@ def send_run_order(
         finally:
             task.close(client)
 
-    def ask(name: str, address: str) -> None:
-        try:
-            replies[name].set_result(send(name, address))
-        except BaseException as error:
-            replies[name].set_exception(error)
+    def note_end(_: object) -> None:
         with ended:
             ended.notify_all()
 
@@ -109,13 +106,10 @@ def send_run_order(
         done = [reply.done() for reply in replies.values()]
         return all(done) or (first and any(done)) or (wait_secs(order) > 0 and bool(failed()))
 
-    # They keep no process alive that wants to end.
-    threads = [
-        concurrency.Thread(target=ask, args=task, name=f"run record of {task[0]}", daemon=True) for task in tasks
-    ]
     try:
-        for thread in threads:
-            thread.start()
+        for name, address in tasks:
+            replies[name] = concurrency.in_thread(functools.partial(send, name, address), f"run record of {name}")
+            replies[name].add_done_callback(note_end)
         with ended:
             cancelled.wait_for(ended, over, "an order to run records")
         for failure in failed():
@@ -126,7 +120,6 @@ def send_run_order(
         cancelled.set("it is over")
         for task in list(met):
             task.close(client)
-        if wait_secs(order):  # it ends at once, and a thread within a call must not meet the end of the interpreter
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(_ENDED_SECS)
+        # A thread within a call must not meet the end of the interpreter.
+        if wait_secs(order):
+            futures.wait(replies.values(), _ENDED_SECS)

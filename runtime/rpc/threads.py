@@ -37,6 +37,8 @@ class CallThreads(futures.ThreadPoolExecutor):
     def __init__(self, name: str, most: float = math.inf) -> None:
         super().__init__(1)
         self._name = name
+        # The base class has an attribute `_threads`.
+        self._threads_of_calls = concurrency.ThreadGroup("calls of the control plane")
         self._most = most
         self._count = 0
         # Guards the queue and both counts. `_count` is the number of all threads, `_idle` of those that wait for a
@@ -61,7 +63,7 @@ class CallThreads(futures.ThreadPoolExecutor):
                 return future
             self._count += 1
         try:
-            concurrency.Thread(target=self._work, name=self._name, daemon=True).start()
+            self._threads_of_calls.start(self._work, name=self._name)
         except RuntimeError as error:
             # The system has no thread left. The next thread that is free takes the call.
             with self._changed:

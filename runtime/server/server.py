@@ -555,7 +555,7 @@ class Server:
             before = signal.getsignal(signal.SIGTERM)
             # A signal handler interrupts the main thread at any instruction, maybe with a lock held. So the handler
             # only starts a thread.
-            stop = concurrency.Thread(target=self._drain, args=(drain,), name="stop")
+            stop = concurrency.ThreadGroup(str(self.task), daemon=False).create(self._drain, drain, name="stop")
             # The signal may come twice: from an engine that signals all processes, and from a launcher.
             times = itertools.count()
             signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())

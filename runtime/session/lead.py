@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from absl import logging
 
@@ -113,5 +112,4 @@ class Authority:
             order.leadership.CopyFrom(leadership.to_proto())
             return Leadership.from_proto(self._send(task, order).leadership)
 
-        with ThreadPoolExecutor(max(len(tasks), 1), "run-orders") as pool:
-            return dict(zip(tasks, pool.map(ask, tasks), strict=True))
+        return {task: reply.result() for task, reply in concurrency.call_all(ask, tasks, "run order to").items()}

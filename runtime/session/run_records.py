@@ -362,10 +362,9 @@ def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[
         cancelled.wait()
         channel.close()
 
-    closer = concurrency.Thread(target=close, name="end of a run order", daemon=True)
-    closer.start()
+    closer = concurrency.in_thread(close, "end of a run order")
     try:
         yield
     finally:
         cancelled.set("it is over")
-        closer.join()
+        closer.result()

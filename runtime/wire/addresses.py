@@ -5,6 +5,7 @@ yesterday and of today. So the next address is tried beside one that does not an
 """
 
 import errno
+import functools
 import os
 import select
 import socket
@@ -71,11 +72,9 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
     with _lock:
         answer = _pending.get(key)
         if answer is None:
-            answer = Future()
             # A thread of its own, as nothing gives getaddrinfo a time limit.
-            thread = concurrency.Thread(target=_resolve_into, args=(key, answer), name=f"look up {host}", daemon=True)
             try:
-                thread.start()
+                answer = concurrency.in_thread(functools.partial(_resolve_pending, *key), f"look up {host}")
             except RuntimeError as error:
                 raise OSError(errno.EAGAIN, f"no thread to look {host} up: {error}") from error
             _pending[key] = answer
@@ -85,14 +84,12 @@ def look_up(host: str, port: int, deadline: float) -> list[Address]:
         raise TimeoutError(f"the name servers gave no address of {host} in time") from None
 
 
-def _resolve_into(key: tuple[str, int], answer: "Future[list[Address]]") -> None:
+def _resolve_pending(host: str, port: int) -> list[Address]:
     try:
-        answer.set_result(_resolve(*key, 0))
-    except Exception as error:
-        answer.set_exception(error)
+        return _resolve(host, port, 0)
     finally:
         with _lock:
-            del _pending[key]
+            del _pending[host, port]
 
 
 def _resolve(host: str, port: int, flags: int) -> list[Address]:

@@ -133,6 +133,7 @@ class TensorServer:
         # `start` sets all three: a server with a thread has an epoll and an eventfd.
         self._epoll: select.epoll | None = None
         self._wake = -1
+        self._threads = concurrency.ThreadGroup("tensor port")
         self._thread: concurrency.Thread | None = None
         # The last turn of the listener's thread, and the first turn after this process did not run.
         self._turned_at = self._awake_since = concurrency.monotonic()
@@ -196,8 +197,8 @@ class TensorServer:
         for listener in listeners:
             listener.setblocking(False)
             self._epoll.register(listener, select.EPOLLIN)
-        self._thread = concurrency.Thread(target=self._run, name=f"tensor port {self._port}", daemon=True)
-        self._thread.start()
+        self._threads.owner = f"tensor port {self._port}"
+        self._thread = self._threads.start(self._run, name=self._threads.owner)
 
     def silent_secs(self, client: int) -> float | None:
         """Returns the seconds since a client's last sign of life.
@@ -456,7 +457,7 @@ class TensorServer:
         Closes the connection if the system has no thread for it.
         """
         name = f"tensor connection {self._accepted}"
-        connection.thread = concurrency.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
+        connection.thread = self._threads.create(self._serve, connection, name=name)
         before, connection.state = connection.state, State.ENTERING
         assert self._epoll is not None
         try:

@@ -69,6 +69,7 @@ class Peer:
         self._incarnation: int | None = None
         self._lost = False
         self._closed = concurrency.Event()
+        self._threads = concurrency.ThreadGroup(f"connections to {task}")
         self._heart_thread: concurrency.Thread | None = None
         self._heart = Heartbeat(
             self._dialer, next(_lane_numbers), lanes=self._all_lanes, bind=self._bind, closed=self._closed
@@ -158,18 +159,14 @@ class Peer:
             if self._closed.is_set():
                 return
             self._closed.set()
-            heartbeat = self._heart_thread
         idle = []
         while self._idle:
             idle.append(self._idle.pop())
         for lane in self._all_lanes():
             if lane not in idle:
                 lane.cancel()
-        if heartbeat is not None:
-            self._heart.wake()
-            # A signal may have come during the start of the thread, and its handler called `close`.
-            if heartbeat.is_alive():
-                heartbeat.join(_JOIN_SECS)
+        self._heart.wake()
+        self._threads.close(_JOIN_SECS)
         for lane in idle:
             # The heartbeat says goodbye for all lanes, unless it was waiting for an answer or never got to connect.
             self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)
@@ -220,5 +217,4 @@ class Peer:
         with self._lock:
             if self._heart_thread is not None or self._closed.is_set():
                 return
-            self._heart_thread = concurrency.Thread(target=self._heart.run, name=f"heartbeat {self.task}", daemon=True)
-            self._heart_thread.start()
+            self._heart_thread = self._threads.start(self._heart.run, name=f"heartbeat {self.task}")

@@ -251,7 +251,7 @@ def ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
                 ended.append(error)
                 changed.notify_all()
 
-    concurrency.Thread(target=fill, name="prefetch", daemon=True).start()
+    concurrency.in_thread(fill, "prefetch")
     try:
         while True:
             with changed:

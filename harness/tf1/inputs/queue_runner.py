@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Protocol
 from absl import logging
 
 import runtime as rt
-from harness.coordinator import Coordinator, underlying
+from harness.coordinator import Coordinator, create_threads, underlying
 from harness.training.run.monitored_session import MonitoredSession
 from harness.training.start.managed_session import ManagedSession
 from runtime import concurrency
@@ -121,21 +122,13 @@ class QueueRunner:
                 return []
             self._running[sess] = len(self._enqueue_ops)
             self._raised = []
-        threads = [
-            concurrency.Thread(target=self._run, args=(sess, op, coord), name=f"queue-{self.name}-{i}")
+        calls = {
+            f"queue-{self.name}-{i}": functools.partial(self._run, sess, op, coord)
             for i, op in enumerate(self._enqueue_ops)
-        ]
+        }
         if coord is not None:
-            threads.append(
-                concurrency.Thread(target=self._cancel_on_stop, args=(sess, coord), name=f"queue-{self.name}-cancel")
-            )
-        for thread in threads:
-            thread.daemon = daemon
-            if coord is not None:
-                coord.register_thread(thread)
-            if start:
-                thread.start()
-        return threads
+            calls[f"queue-{self.name}-cancel"] = functools.partial(self._cancel_on_stop, sess, coord)
+        return create_threads(calls, f"queue {self.name}", coord, daemon=daemon, start=start)
 
     def _run(self, sess: rt.SessionLike, enqueue_op: rt.Operation, coord: Coordinator | None) -> None:
         through = False

@@ -157,9 +157,10 @@ class Lifecycle:
         # The threads of a session before this one end by their own event.
         self._closed.set()
         self._closed = concurrency.Event()
+        threads = concurrency.ThreadGroup("the lifecycle of a session")
         if run.sessions.probes and not run.late:
-            concurrency.Thread(target=_probe, args=(run,), name="probe-tasks", daemon=True).start()
-        concurrency.Thread(target=self._watch, args=(run, self._closed), name="watch-stop", daemon=True).start()
+            threads.start(_probe, run, name="probe-tasks")
+        threads.start(self._watch, run, self._closed, name="watch-stop")
         if run.records is not None and not run.late:
             self._orders = StopOrders(run.records, self.coord, lambda: self.save)
             self._orders.start()

@@ -212,8 +212,8 @@ class _Leave:
         around = _imports(sys._getframe())
         self._import = _HeldUp(lambda frame: _imports(frame) > around, IMPORT_SECS)
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._thread = concurrency.Thread(target=self._attend, name="preemption", daemon=True)
-        self._thread.start()
+        self._threads = concurrency.ThreadGroup("the grace period of a preemptible program")
+        self._threads.start(self._attend, name="preemption")
 
     def notice(self) -> None:
         """Begins the grace period, at the first signal."""
@@ -255,7 +255,7 @@ class _Leave:
     def end(self) -> None:
         """Ends the thread that attends: the block has ended in time."""
         self._events.put(_Event.ENDED)
-        self._thread.join()
+        self._threads.close()
 
     def _attend(self) -> None:
         # The next look if the program has swallowed the SystemExit; there is none before the signal.
