@@ -6,24 +6,33 @@ the runtime is imported. The names are those of the standard library where they 
 cost there.
 
 A thread belongs to an object, whose ``ThreadGroup`` starts and joins it. A single call is ``in_thread``, and a call for
-each of many things at once is ``call_all``. ``harness.status --threads`` lists the threads of a task and their owners.
+each of many things at once is ``call_all``. Periodic work is ``every``: one timer thread serves the process.
+``harness.status --threads`` lists the threads of a task and their owners.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
+import os
 import random
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+from absl import logging
 
 __all__ = [
     "Condition",
     "Event",
     "Lock",
+    "Periodic",
     "RLock",
     "Random",
     "RunningThread",
@@ -32,6 +41,7 @@ __all__ = [
     "ThreadGroup",
     "call_all",
     "current_thread",
+    "every",
     "in_thread",
     "list_threads",
     "local",
@@ -82,7 +92,8 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class RunningThread(NamedTuple):
+@dataclass(frozen=True, order=True)
+class RunningThread:
     """A thread of this process, as people see it.
 
     Attributes:
@@ -214,3 +225,133 @@ def call_all(call: Callable[[_Item], _Result], items: Iterable[_Item], name: str
     answers = {item: in_thread(functools.partial(call, item), f"{name} {item}") for item in items}
     wait(answers.values())
     return answers
+
+
+class Periodic:
+    """A periodic call, made by ``every``.
+
+    Attributes:
+        secs: Seconds between two calls.
+        stopped: True once no further call is made.
+    """
+
+    __slots__ = ("_blocks", "_method", "_under_way", "secs", "stopped")
+
+    def __init__(self, secs: float, method: Callable[[], object], *, blocks: bool) -> None:
+        self.stopped = False
+        self.secs = secs
+        # A reference to the object would keep an object alive that a program has dropped.
+        self._method = weakref.WeakMethod(method)
+        self._blocks = blocks
+        self._under_way: Future[object] | None = None
+
+    def stop(self) -> None:
+        """Makes no further call. A call under way is not waited for.
+
+        Takes no lock, so finalizers and signal handlers may call this.
+        """
+        self.stopped = True
+
+    def make_call(self) -> bool:
+        """Makes a call that is due; returns False if there is no further call."""
+        method = None if self.stopped else self._method()
+        if method is None:
+            return False
+        call = functools.partial(_log_errors, method)
+        if not self._blocks:
+            call()
+        elif self._under_way is None or self._under_way.done():
+            try:
+                self._under_way = in_thread(call, method.__qualname__)
+            except RuntimeError as error:
+                logging.error("No thread for %s, which has to wait: %s", method.__qualname__, error)
+        return True
+
+
+def _log_errors(method: Callable[[], object]) -> None:
+    try:
+        method()
+    except Exception:
+        logging.exception("A periodic call has failed")
+
+
+class _Timer:
+    """The thread of all periodic calls of this process. It starts with the first call and ends with the last."""
+
+    def __init__(self) -> None:
+        # Guards the heap of calls by the time when each is due.
+        self._changed = Condition()
+        self._due: list[tuple[float, int, Periodic]] = []
+        self._numbers = itertools.count()
+        self._runs = False
+
+    def add(self, periodic: Periodic) -> None:
+        """Has the next call made after the period."""
+        with self._changed:
+            if not self._runs:
+                ThreadGroup("periodic calls").start(self._run, name="timer")
+                self._runs = True
+            heapq.heappush(self._due, (monotonic() + periodic.secs, next(self._numbers), periodic))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (periodic := self._take()) is not None:
+            if periodic.make_call():
+                self.add(periodic)
+            # Nothing of a call may live until the next call is due.
+            del periodic
+
+    def _take(self) -> Periodic | None:
+        """Waits for the next call that is due; returns None when no call is left."""
+        with self._changed:
+            while self._due:
+                left = self._due[0][0] - monotonic()
+                if left <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(left)
+            self._runs = False
+            return None
+
+
+_timer = _Timer()
+
+
+def _forget_calls() -> None:
+    """Makes a timer for the child of a fork: the thread and the objects of all calls belong to the parent."""
+    global _timer
+    _timer = _Timer()
+
+
+os.register_at_fork(after_in_child=_forget_calls)
+
+
+def every(secs: float, method: Callable[[], object], *, blocks: bool = False) -> Periodic:
+    """Has a method called again and again, for the first time after ``secs``.
+
+    All periodic calls of the process share one thread. A method that may wait, such as for an answer or a file, would
+    hold up all others and needs ``blocks=True``: each of its calls has a short thread of its own, and a call that is
+    due during the call before is left out.
+
+    The calls end with ``Periodic.stop``, with the end of the method's object, and in the child of a fork. An error is
+    logged, and the calls continue.
+
+    Args:
+        secs: Seconds between two calls.
+        method: Bound method; the object is not kept alive.
+        blocks: True for a method that may wait.
+
+    Example:
+        >>> class Clock:
+        ...     def __init__(self):
+        ...         self.ticked = Event()
+        ...     def tick(self):
+        ...         self.ticked.set()
+        >>> clock = Clock()
+        >>> calls = every(0.01, clock.tick)
+        >>> clock.ticked.wait(60.0)
+        True
+        >>> calls.stop()
+    """
+    periodic = Periodic(secs, method, blocks=blocks)
+    _timer.add(periodic)
+    return periodic

@@ -27,6 +27,8 @@ RENEW_SECS = 5.0
 """Period in which a client of a master elsewhere says that it still has its session."""
 LEASE_SECS = 30.0
 """A client that its master has not heard of for so long is dead: its session is closed."""
+LEASE_LOOK_SECS = 1.0
+"""Period of the looks for clients that are dead by that."""
 JOIN_PAUSE_SECS = 0.05
 """Pause between two looks at tasks that have not joined yet."""
 FIRST_BACKOFF_SECS = 0.005

@@ -58,17 +58,20 @@ class Sampler:
         self._answer_secs = answer_secs
         self._before: dict[str, tuple[rt.TaskReport, float]] = {}
 
-    def sample(self, variables: bool = False) -> list[TaskStatus]:
+    def sample(self, variables: bool = False, threads: bool = False) -> list[TaskStatus]:
         """Probes every task at once, except evaluators, which serve no task.
 
         Workers that have joined the run besides come last.
 
         Args:
             variables: True if the reports list the variables.
+            threads: True if the reports list the threads.
         """
 
         def probe(tasks: Mapping[str, str]) -> list[TaskStatus]:
-            answers = concurrency.call_all(lambda task: self._probe(task, tasks[task], variables), tasks, "probe of")
+            answers = concurrency.call_all(
+                lambda task: self._probe(task, tasks[task], variables, threads), tasks, "probe of"
+            )
             return [answer.result() for answer in answers.values()]
 
         named = {str(task): address for task, address in self._cluster.tasks().items() if task.job != "evaluator"}
@@ -91,9 +94,9 @@ class Sampler:
             for state in states
         ]
 
-    def _probe(self, task: str, address: str, variables: bool) -> TaskStatus:
+    def _probe(self, task: str, address: str, variables: bool, threads: bool) -> TaskStatus:
         try:
-            report = rt.probe(address, self._answer_secs, variables=variables, security=self._security)
+            report = rt.probe(address, self._answer_secs, variables=variables, threads=threads, security=self._security)
         except rt.OpError as error:
             return TaskStatus(task, address, None, explain(error, self._answer_secs))
         now, (before, at) = concurrency.monotonic(), self._before.get(task, (None, 0.0))

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -121,6 +122,15 @@ def _bytes(dtype: rt.lowlevel.DType, shape: Sequence[int]) -> int | None:
     return None if dtype.hasobject else dtype.itemsize * math.prod(shape)
 
 
+def thread_rows(states: list[TaskStatus]) -> list[list[str]]:
+    """Returns the table of threads, with its heading: a row for each owner and name on a task."""
+    rows = [["TASK", "OWNER", "THREAD", "COUNT"]]
+    for state in states:
+        counts = Counter(state.report.threads if state.report else ())
+        rows += [[state.task, thread.owner, thread.name, str(count)] for thread, count in sorted(counts.items())]
+    return rows
+
+
 def as_json(states: list[TaskStatus]) -> dict[str, object]:
     """Returns the states as a JSON object."""
     tasks = []
@@ -155,12 +165,14 @@ def _colour(state: TaskStatus) -> int:
     return 33 if doubtful else 32
 
 
-def _lines(states: list[TaskStatus], variables: bool, width: int | None) -> list[str]:
+def _lines(states: list[TaskStatus], variables: bool, threads: bool, width: int | None) -> list[str]:
     """Returns the lines that show a cluster, for a terminal of so many characters or for a pipe."""
     now = concurrency.wall_time()
     lines = table(as_rows(states, now)).splitlines()
     if variables:
         lines += ["", *table(variable_rows(states)).splitlines()]
+    if threads:
+        lines += ["", *table(thread_rows(states)).splitlines()]
     lines += [
         f"{state.task}, {_duration(now - state.report.last_error_unix_secs)} ago: "
         f"{rt.lowlevel.printable(state.report.last_error)}"
@@ -187,7 +199,7 @@ def _display(options: argparse.Namespace) -> Callable[[list[TaskStatus]], None]:
     def show(states: list[TaskStatus]) -> None:
         nonlocal drawn
         room = shutil.get_terminal_size()
-        lines = _lines(states, options.variables, room.columns if on_terminal else None)
+        lines = _lines(states, options.variables, options.threads, room.columns if on_terminal else None)
         if options.watch and not on_terminal:
             lines = [f"-- {datetime.now():%H:%M:%S}", *lines]
         elif options.watch:
@@ -217,6 +229,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="a JSON object instead of a table; one a line with --watch")
     parser.add_argument("--variables", action="store_true", help="list which variables live where")
+    parser.add_argument("--threads", action="store_true", help="list the running threads of each task, by owner")
     return parser
 
 
@@ -258,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampler.sample()
         while True:
             never.wait(options.interval)
-            states = sampler.sample(options.variables)
+            states = sampler.sample(options.variables, options.threads)
             show(states)
             if not options.watch:
                 return 0 if is_whole(states) else 1

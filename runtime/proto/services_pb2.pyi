@@ -241,16 +241,20 @@ class MetricsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VARIABLES_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     variables: _builtins.bool
+    """list them"""
+    threads: _builtins.bool
     """list them"""
     def __init__(
         self,
         *,
         variables: _builtins.bool = ...,
+        threads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["threads", b"threads", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -293,6 +297,7 @@ class MetricsResponse(_message.Message):
     CLUSTER_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     incarnation: _builtins.int
     started_unix_secs: _builtins.float
@@ -310,6 +315,8 @@ class MetricsResponse(_message.Message):
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.VariableSpecDef]: ...
     @_builtins.property
     def cluster(self) -> _cluster_pb2.ClusterDef: ...
+    @_builtins.property
+    def threads(self) -> _containers.RepeatedCompositeFieldContainer[Global___ThreadDef]: ...
     def __init__(
         self,
         *,
@@ -324,14 +331,40 @@ class MetricsResponse(_message.Message):
         cluster: _cluster_pb2.ClusterDef | None = ...,
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
+        threads: _abc.Iterable[Global___ThreadDef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "host", b"host", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_unix_secs", b"last_error_unix_secs", "pid", b"pid", "staleness", b"staleness", "started_unix_secs", b"started_unix_secs", "task", b"task", "values", b"values", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "host", b"host", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_unix_secs", b"last_error_unix_secs", "pid", b"pid", "staleness", b"staleness", "started_unix_secs", b"started_unix_secs", "task", b"task", "threads", b"threads", "values", b"values", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MetricsResponse: _TypeAlias = MetricsResponse  # noqa: Y015
+
+@_typing.final
+class ThreadDef(_message.Message):
+    """A running thread of a task's process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """the object that it belongs to; empty for the main thread and threads of libraries"""
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThreadDef: _TypeAlias = ThreadDef  # noqa: Y015
 
 @_typing.final
 class ClearRequest(_message.Message):

@@ -84,9 +84,9 @@ class RemoteSessions:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._changed = concurrency.Condition()
+        self._lock = concurrency.RLock()
         self._sessions: dict[int, RemoteSession] = {}
-        self._watching = False
+        self._watch: concurrency.Periodic | None = None
 
     def __len__(self) -> int:
         """Returns the number of sessions."""
@@ -99,7 +99,7 @@ class RemoteSessions:
             ResourceExhaustedError: Too many sessions of this connection or of all connections are open.
         """
         limits, client = self._limits, peer()
-        with self._changed:
+        with self._lock:
             its = sum(s.client == client for s in self._sessions.values())
             if its >= limits.client_sessions:
                 raise limits.exceeded("client_sessions", f"{its} sessions are open here by this connection")
@@ -115,13 +115,12 @@ class RemoteSessions:
         Raises:
             ResourceExhaustedError: Too many sessions are open, because other calls opened sessions meanwhile.
         """
-        with self._changed:
+        with self._lock:
             self.check_room()
             self._sessions[session.id] = RemoteSession(session, self._limits.session_plans)
-            # A master without remote sessions needs no thread.
-            if not self._watching:
-                concurrency.Thread(target=self._watch, name="remote sessions", daemon=True).start()
-                self._watching = True
+            # A master without remote sessions needs no timer.
+            if self._watch is None:
+                self._watch = concurrency.every(timeouts.LEASE_LOOK_SECS, self._close_expired)
 
     def renewed(self, number: int) -> RemoteSession:
         """Renews the lease of a session, and returns the session.
@@ -132,7 +131,7 @@ class RemoteSessions:
         Raises:
             AbortedError: The session has ended, was never here, or belongs to another client.
         """
-        with self._changed:
+        with self._lock:
             found = self._sessions.get(number)
             if found is not None and found.is_of_caller():
                 found.heard_at = concurrency.monotonic()
@@ -145,39 +144,35 @@ class RemoteSessions:
 
     def end(self, number: int) -> None:
         """Closes a session of the client of the present call. Does nothing without a session of this id."""
-        with self._changed:
+        with self._lock:
             found = self._sessions.get(number)
-            # The thread of leases is no client: without names, it passes as the owner of every session.
             if found is not None and not found.is_of_caller():
                 return
             self._sessions.pop(number, None)
-            self._changed.notify()
         # To close a session may take as long as a step, so it happens without the lock.
         if found is not None:
             found.session.close()
 
     def end_all(self) -> None:
         """Closes all sessions."""
-        with self._changed:
+        with self._lock:
             sessions = list(self._sessions.values())
             self._sessions.clear()
-            self._changed.notify()
         for found in sessions:
             found.session.close()
 
-    def _watch(self) -> None:
-        """Closes the sessions with an expired lease. Ends when there is no session."""
-        while True:
-            with self._changed:
-                if not self._sessions:
-                    self._watching = False
-                    return
-                silent, heard_at = min(((n, s.heard_at) for n, s in self._sessions.items()), key=lambda pair: pair[1])
-                left = heard_at + timeouts.LEASE_SECS - concurrency.monotonic()
-                if left > 0:
-                    self._changed.wait(left)
-                    continue
+    def _close_expired(self) -> None:
+        """Closes the sessions with an expired lease; ends the watch when no session is left."""
+        with self._lock:
+            latest = concurrency.monotonic() - timeouts.LEASE_SECS
+            silent = [number for number, found in self._sessions.items() if found.heard_at <= latest]
+            expired = [self._sessions.pop(number) for number in silent]
+            if not self._sessions and self._watch is not None:
+                self._watch.stop()
+                self._watch = None
+        for found in expired:
             logging.warning(
                 "A session is closed: its client was not heard of for %g s and did not close it", timeouts.LEASE_SECS
             )
-            self.end(silent)
+            # To close a session may take as long as a step, and the timer must not wait.
+            concurrency.in_thread(found.session.close, "close of an expired session")

@@ -14,6 +14,7 @@ from typing import Any, cast
 import psutil
 
 from runtime.cluster.spec import ClusterSpec
+from runtime.concurrency import RunningThread, list_threads
 from runtime.graph.op_kinds import VariableSpec
 from runtime.master.tasks import find_local
 from runtime.observe.process_metrics import metrics
@@ -46,6 +47,7 @@ class TaskReport:
         last_error: The last error that the task logged, ``""`` for none.
         last_error_unix_secs: Time of the last error, seconds since the epoch.
         variables: The task's variables, if the request asked for them.
+        threads: The running threads of the task's process, if the request asked for them.
     """
 
     task: str
@@ -59,14 +61,16 @@ class TaskReport:
     last_error: str
     last_error_unix_secs: float
     variables: tuple[VariableSpec, ...] = ()
+    threads: tuple[RunningThread, ...] = ()
 
 
-def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
+def report(server: Served, *, variables: bool, threads: bool) -> pb.MetricsResponse:
     """Returns the figures of a server in this process.
 
     Args:
         server: The server.
         variables: True lists the task's variables, too.
+        threads: True lists the running threads of the process, too.
     """
     worker = server.worker
     known, counted = worker.store.variables(), server.tensors.counters
@@ -102,6 +106,7 @@ def report(server: Served, *, variables: bool) -> pb.MetricsResponse:
         last_error=error,
         last_error_unix_secs=when,
         variables=[_described(key, spec) for key, spec in known] if variables else (),
+        threads=[pb.ThreadDef(owner=t.owner, name=t.name) for t in list_threads()] if threads else (),
     )
 
 
@@ -160,11 +165,17 @@ def report_from_proto(message: pb.MetricsResponse) -> TaskReport:
             VariableSpec(v.name, tuple(v.spec.shape), canonical_dtype(v.spec.dtype), v.container)
             for v in message.variables
         ),
+        tuple(RunningThread(thread.owner, thread.name) for thread in message.threads),
     )
 
 
 def probe(
-    address: str, timeout_secs: float = 2.0, *, variables: bool = False, security: Security | None = None
+    address: str,
+    timeout_secs: float = 2.0,
+    *,
+    variables: bool = False,
+    threads: bool = False,
+    security: Security | None = None,
 ) -> TaskReport:
     """Requests the figures of a task.
 
@@ -172,6 +183,7 @@ def probe(
         address: ``host:port`` of the task's gRPC port, or ``grpc://host:port``.
         timeout_secs: Most seconds to wait for the answer; 2 by default.
         variables: True lists the task's variables, too.
+        threads: True lists the running threads of the task's process, too.
         security: Certificates or token of the cluster; by default from ``BELLWETHER_SECURITY``, else the settings of a
             server in this process.
 
@@ -191,11 +203,11 @@ def probe(
     # A server of this process is read directly, so a program needs no credential for its own task.
     local = find_local(address)
     if local is not None:
-        return report_from_proto(report(cast(Served, local), variables=variables))
+        return report_from_proto(report(cast(Served, local), variables=variables, threads=threads))
     channel = rpc.open_channel(address, security)
     try:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
-        request = pb.MetricsRequest(variables=variables)
+        request = pb.MetricsRequest(variables=variables, threads=threads)
         return report_from_proto(rpc.call(stub.Metrics, request, timeout=timeout_secs, task=address))
     finally:
         channel.close()

@@ -286,13 +286,14 @@ class Server:
         """The target for sessions: ``grpc://host:port``."""
         return f"grpc://{self.address}"
 
-    def report(self, *, variables: bool = False) -> TaskReport:
+    def report(self, *, variables: bool = False, threads: bool = False) -> TaskReport:
         """Returns the figures of this task: steps, times, bytes, memory and errors.
 
         Args:
             variables: True lists the task's variables, too.
+            threads: True lists the running threads of this process, too.
         """
-        return report_from_proto(report(self, variables=variables))
+        return report_from_proto(report(self, variables=variables, threads=threads))
 
     def tell_refused(self, peer: str, why: str | Exception) -> None:
         """Logs and audits a client refused by the HTTP endpoint with this task's figures.

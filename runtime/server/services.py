@@ -141,7 +141,7 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
         """Returns the figures of this task."""
-        return report(self._server, variables=request.variables)
+        return report(self._server, variables=request.variables, threads=request.threads)
 
     @servicer_method
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:

@@ -129,12 +129,10 @@ class RemoteEngine:
             self._channel.close()
             raise
         self.id = self._id = answer.session
-        self._closed = concurrency.Event()
         try:
-            renewed = weakref.ref(self), self._closed, self._stub, target
-            concurrency.Thread(target=_renew, args=renewed, name=f"renew session at {address}", daemon=True).start()
+            self._renewal = concurrency.every(timeouts.RENEW_SECS, self._renew, blocks=True)
         except BaseException:
-            self.close()
+            self._end_session()
             raise
         self.devices = tuple(device_from_proto(d) for d in answer.devices)
         self.target = (answer.target_job, answer.target_task)
@@ -177,7 +175,7 @@ class RemoteEngine:
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Has the thread that renews the session log the wait for a call within the block."""
+        """Has the renewals of the session log the wait for a call within the block."""
         call = object()
         self._waits[call] = what, concurrency.monotonic()
         try:
@@ -270,7 +268,10 @@ class RemoteEngine:
         """Ends the session; a master that is gone is not waited for. Does nothing in a forked child."""
         if self._home.was_left:
             return
-        self._closed.set()
+        self._renewal.stop()
+        self._end_session()
+
+    def _end_session(self) -> None:
         try:
             request = pb.CloseSessionRequest(session=self._id)
             rpc.call(self._stub.CloseSession, request, timeout=CLOSE_SECS, task=self._target)
@@ -279,22 +280,18 @@ class RemoteEngine:
         finally:
             self._channel.close()
 
-
-def _renew(
-    engine: weakref.ref[RemoteEngine], closed: concurrency.Event, stub: services_pb2_grpc.MasterServiceStub, target: str
-) -> None:
-    """Renews a session every few seconds, until the session is closed or its engine is collected."""
-    while not closed.wait(timeouts.RENEW_SECS) and (found := engine()) is not None:
-        found.log_waits()
-        request = pb.RenewSessionRequest(session=found.id)
-        del found
+    def _renew(self) -> None:
+        """Renews the session once."""
+        self.log_waits()
         try:
-            rpc.call(stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=target)
-        except AbortedError as error:  # the next step of the client fails by the same
-            logging.warning("the session at %s is gone: %s", target, error)
-            return
+            request = pb.RenewSessionRequest(session=self._id)
+            rpc.call(self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target)
+        except AbortedError as error:
+            # The next step of the client fails by the same error.
+            logging.warning("the session at %s is gone: %s", self._target, error)
+            self._renewal.stop()
         except OpError as error:
-            logging.debug("the session at %s was not renewed: %s", target, error)
+            logging.debug("the session at %s was not renewed: %s", self._target, error)
 
 
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:

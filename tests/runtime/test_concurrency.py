@@ -1,8 +1,14 @@
 """Threads that have owners, calls of many at once, and the timer of the process."""
 
+import gc
+import os
 import threading
+from collections.abc import Callable
 
-from runtime.concurrency import ThreadGroup, call_all, in_thread, list_threads
+import pytest
+
+from runtime.concurrency import ThreadGroup, call_all, every, in_thread, list_threads
+from tests.kit.waits import until
 
 
 def test_a_group_ends_with_its_threads() -> None:
@@ -44,7 +50,8 @@ def test_threads_are_listed_with_their_owners() -> None:
     group.start(ended.wait, 60.0, name="waits")
     answer = in_thread(ended.wait, "asks")
     try:
-        assert {("the test", "waits"), ("MainThread", "asks"), ("", "MainThread")} <= set(list_threads())
+        listed = {(thread.owner, thread.name) for thread in list_threads()}
+        assert {("the test", "waits"), ("MainThread", "asks"), ("", "MainThread")} <= listed
     finally:
         ended.set()
     assert answer.result(60) and group.close(60.0) == []
@@ -69,3 +76,93 @@ def test_all_are_called_at_the_same_time() -> None:
     assert answers[3].result() == 2 and answers[2].result() == 3
     assert isinstance(answers[0].exception(), ZeroDivisionError)
     assert call_all(call, [], "call") == {}
+
+
+class Calls:
+    """A method that counts its calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.threads: set[str] = set()
+        self.wait: Callable[[], object] = lambda: None
+
+    def call(self) -> None:
+        self.count += 1
+        self.threads.add(threading.current_thread().name)
+        self.wait()
+
+
+def timers() -> int:
+    return sum(thread.name == "timer" for thread in list_threads())
+
+
+def test_one_thread_makes_all_periodic_calls() -> None:
+    """Calls with other periods share the thread, which ends with the last call."""
+    one, other = Calls(), Calls()
+    watches = [every(0.01, one.call), every(0.02, other.call)]
+    until(lambda: one.count > 2 and other.count > 2)
+    assert timers() == 1 and one.threads == other.threads == {"timer"}
+    for watch in watches:
+        watch.stop()
+    until(lambda: timers() == 0)
+    made = one.count, other.count
+    threading.Event().wait(0.1)
+    assert (one.count, other.count) == made
+
+
+def test_a_call_that_waits_holds_up_no_other() -> None:
+    """A method that may wait has its own thread, and is not called again meanwhile."""
+    slow, quick, ended = Calls(), Calls(), threading.Event()
+    slow.wait = lambda: ended.wait(60)
+    watches = [every(0.01, slow.call, blocks=True), every(0.01, quick.call)]
+    until(lambda: slow.count == 1)
+    now = quick.count
+    until(lambda: quick.count > now + 5)
+    assert slow.count == 1 and slow.threads == {"Calls.call"}
+    ended.set()
+    until(lambda: slow.count > 2)
+    for watch in watches:
+        watch.stop()
+
+
+def test_calls_end_with_their_object() -> None:
+    """The timer keeps no object alive."""
+    calls, called = Calls(), threading.Event()
+    calls.wait = called.set
+    every(0.01, calls.call)
+    assert called.wait(60)
+    del calls
+    gc.collect()
+    until(lambda: timers() == 0)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_call_that_fails_is_made_again(blocks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """An error is logged and ends no call, neither of its own method nor of others."""
+    calls = Calls()
+    calls.wait = lambda: 1 // 0
+    watch = every(0.01, calls.call, blocks=blocks)
+    until(lambda: calls.count > 2)
+    watch.stop()
+    until(lambda: timers() == 0)
+    assert "A periodic call has failed" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.cluster
+def test_a_forked_child_has_a_timer_of_its_own() -> None:
+    """The child makes its own calls, and none of its parent's."""
+    calls = Calls()
+    watch = every(0.01, calls.call)
+    until(lambda: calls.count)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            inherited, own = calls.count, Calls()
+            every(0.01, own.call)
+            until(lambda: own.count > 2, secs=30)
+            code = 0 if calls.count == inherited and timers() == 1 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    watch.stop()

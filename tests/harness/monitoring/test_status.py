@@ -25,8 +25,8 @@ from harness.monitoring.sampler import Sampler, TaskStatus
 from harness.tensorboard.plugin_messages import custom_scalars_summary
 from tests.kit.events import read_events
 from tests.kit.processes import ROOT
-from tests.kit.waits import TIMEOUT_SECS
-from tests.runtime.kit import TARGET, addresses, servers, train
+from tests.kit.waits import TIMEOUT_SECS, until
+from tests.runtime.kit import TARGET, addresses, processes, servers, train
 
 
 def series(now: rt.TaskReport) -> dict[str, float]:
@@ -163,6 +163,27 @@ def test_a_whole_cluster_from_one_target(run_status: Callable[..., Ran]) -> None
     assert by_task["/job:ps/task:0"]["values"]["global_step"] == 5
     assert by_task[TARGET]["values"]["steps_total"] == 5
     assert by_task[TARGET]["incarnation"] == f"{made[TARGET].incarnation:016x}"
+
+
+@pytest.mark.cluster
+def test_threads_of_a_process_are_listed_by_owner(run_status: Callable[..., Ran]) -> None:
+    """`--threads` shows the owner, the name and the count of each running thread of another process."""
+    cluster = addresses(ps=1)
+    address = cluster["ps"][0]
+    with processes(cluster, ("ps", 0)):
+        until(lambda: run_status(f"--target={address}").returncode == 0)
+        shown = run_status(f"--target={address}", "--threads").stdout
+        data = json.loads(run_status(f"--target={address}", "--threads", "--json").stdout)
+        without = json.loads(run_status(f"--target={address}", "--json").stdout)
+    heading, *rows = shown[shown.index("TASK  ", 4) :].splitlines()
+    assert heading.split() == ["TASK", "OWNER", "THREAD", "COUNT"]
+    assert all(row.startswith("/job:ps/task:0") for row in rows)
+    port = next(row for row in rows if "tensor port" in row)
+    assert re.fullmatch(r"/job:ps/task:0  tensor port (\d+)  +tensor port \1  +1", port)
+    threads = data["tasks"][0]["threads"]
+    assert {"owner": "", "name": "MainThread"} in threads
+    assert any(thread["owner"] == "calls of the control plane" for thread in threads)
+    assert not without["tasks"][0]["threads"]
 
 
 def test_a_missing_task_makes_it_not_whole(run_status: Callable[..., Ran]) -> None:

@@ -56,7 +56,7 @@ def _empty_queue() -> Iterator[tuple[rt.Server, rt.Session, rt.Operation, rt.Ten
         with rt.Session(server.target) as session:
             session.run(queue.size())
             yield server, session, put, taken
-        until(lambda: not [t for t in threading.enumerate() if t.name.startswith("renew session")])
+        until(lambda: not [t for t in threading.enumerate() if t.name == "RemoteEngine._renew"])
 
 
 def test_a_step_that_waits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
