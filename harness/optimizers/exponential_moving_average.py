@@ -13,7 +13,7 @@ from harness.optimizers.optimizer import Optimizer, WrappedOptimizer
 
 
 class EmaState(NamedTuple):
-    """The state of an average for one variable: how often the variable was updated, and its average."""
+    """The state of an average for one variable: the number of updates of the variable, and its average."""
 
     steps: jax.Array
     average: optax.Params
@@ -27,15 +27,15 @@ class ExponentialMovingAverage:
         train_op = optimizer.minimize(loss, global_step)
         accuracy = rt.call(accuracy_fn, ema.variables(optimizer, params), images, labels)
 
-    It is saved with the variables under names of its own, ``mlp/w1/ema/average``; an evaluator reads it by
+    Checkpoints hold the average under names such as ``mlp/w1/ema/average``. An evaluator reads the average by
     ``harness.load_pytree(path, like=params, slot="ema/average")``. The average of a type narrower than float32, such as
-    bfloat16, is float32: in few bits it would stand still.
+    bfloat16, is float32: in few bits the average would stand still.
 
     Args:
-        decay: between 0 and 1.
-        warm_up: begin with a smaller decay, ``(1 + n) / (10 + n)`` at update n, so that the first values are forgotten
-            soon; as TensorFlow does with ``num_updates``.
-        name: first part of its name in checkpoints: small letters, digits and ``_``. Two averages in one optimizer have
+        decay: weight of the old average, between 0 and 1.
+        warm_up: True for a smaller decay at the beginning, ``(1 + n) / (10 + n)`` at update n, so that the average soon
+            forgets the first values. TensorFlow does so with ``num_updates``.
+        name: first part of the name in checkpoints: small letters, digits and ``_``. Two averages of one optimizer need
             two names.
 
     Raises:
@@ -48,6 +48,7 @@ class ExponentialMovingAverage:
                 f"the name of a moving average has small letters, digits and _ only, not {name!r}"
             )
         self._name = name
+        # The name of the slot is made of the name of the class, so each average has a class.
         self._state: type[EmaState] = type(f"{name}State", (EmaState,), {})
         if not 0 <= decay <= 1:
             raise rt.InvalidArgumentError(f"the decay of a moving average is between 0 and 1, not {decay}")
@@ -55,7 +56,7 @@ class ExponentialMovingAverage:
         self._warm_up = warm_up
 
     def after(self, transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-        """Returns ``transformation`` followed by the average of the variable that it leads to."""
+        """Returns ``transformation``, followed by the average of the new value of the variable."""
         averaged = optax.GradientTransformationExtraArgs(self._init, self._update)
         return optax.chain(transformation, averaged)
 
@@ -63,7 +64,7 @@ class ExponentialMovingAverage:
         """Returns the averages of a pytree of variables that ``optimizer`` updates, in its structure and dtypes.
 
         Raises:
-            InvalidArgumentError: one has no average, or two averages have one name; names it.
+            InvalidArgumentError: A variable has no average, or two averages have one name; the error has the name.
         """
 
         def find(variable: rt.Variable) -> rt.Variable | rt.Tensor:

@@ -26,26 +26,30 @@ class Optimizer:
     """Minimises a loss with an optax gradient transformation.
 
     Every variable has its own optax state, kept in slot variables on the variable's own task: ``mlp/w1/adam/mu`` beside
-    ``mlp/w1``. One atomic program per task updates all variables of that task with their slots. Because each variable
-    is updated by itself, a transformation that needs all gradients at once (``optax.clip_by_global_norm``,
-    ``optax.apply_if_finite``) is refused as ``transformation``: give it as ``before_push``.
+    ``mlp/w1``. One atomic program per task updates all variables of that task with their slots.
+
+    Each variable is updated alone. So a transformation that needs all gradients at once (``optax.clip_by_global_norm``,
+    ``optax.apply_if_finite``) is refused as ``transformation``. Give such a transformation as ``before_push``:
+
+        clip = optax.clip_by_global_norm(1.0)
+        train_op = harness.Optimizer(optax.adam(1e-3), before_push=clip).minimize(loss, global_step)
 
     Args:
         transformation: e.g. ``optax.adam(1e-3)``. Schedules count the updates that the variable has had. Random keys in
             its state (``optax.add_noise``) differ from variable to variable.
         params: the pytree of variables that masks and labels of the transformation are written for
             (``optax.masked``, ``adamw(mask=...)``, ``optax.multi_transform``); of a list of variables, the dictionary
-            of their names. ``by_name`` makes masks and labels of names. Needed for those only.
-        before_push: a stateless optax transformation of all gradients together, applied on the worker before they are
-            pushed: ``optax.clip_by_global_norm(1.0)``. It sees this worker's gradients, not an average of all workers.
-        extra_args: tensors that the transformation's update gets as keyword arguments in each step, such as a learning
-            rate that is computed or fed (optax: ``GradientTransformationExtraArgs``).
+            of their names. ``by_name`` makes masks and labels of names. Only masks and labels need ``params``.
+        before_push: a stateless optax transformation of all gradients of this worker together, before the push. The
+            gradients are not averaged over workers yet.
+        extra_args: keyword arguments of the transformation's update in each step, as tensors, such as a learning rate
+            that is computed or fed (optax: ``GradientTransformationExtraArgs``).
         name: first part of the names of operations.
 
     Raises:
-        InvalidArgumentError: ``before_push`` keeps a state (it would be lost between steps), the update of one
-            variable by ``transformation`` depends on other variables, names the part of it that does so, or a mask or
-            label does not fit ``params``.
+        InvalidArgumentError: ``before_push`` keeps a state, which would be lost between steps. The update of one
+            variable by ``transformation`` depends on other variables; the error names the part of the transformation.
+            A mask or label does not fit ``params``.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Optimizer:
                 "before_push keeps a state, which a worker loses when it restarts: use a stateless one"
             )
         self._abstract_args = {name: _abstract(value) for name, value in self._extra_args.items()}
+        # A ps has only the variables of its own task, so an update over all of them would be wrong without a word.
         mixing = what_mixes(transformation, self._abstract_args)
         if mixing is not None:
             part, keeps_state = mixing
@@ -83,6 +88,7 @@ class Optimizer:
                 )
             )
         if self._tree is not None:
+            # A mask that does not fit is an error here, at the line of the program that gave the mask.
             for variable in self._tree.variables:
                 self._state(variable)
 
@@ -137,13 +143,13 @@ class Optimizer:
         """Makes an operation that applies gradients, each on its variable's task.
 
         Args:
-            grads_and_vars: what ``compute_gradients`` gave, possibly changed; pairs with a None gradient are left out.
+            grads_and_vars: pairs of ``compute_gradients``, possibly changed. Pairs with a None gradient are left out.
                 A variable in several pairs gets one update after the other, in their order, as one atomic program.
             global_step: variable to add 1 to when the gradients are in.
             name: operation name.
 
         Raises:
-            InvalidArgumentError: no gradient is given for any variable; names the variables.
+            InvalidArgumentError: No variable has a gradient; the error names the variables.
         """
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         if not pairs:
@@ -195,6 +201,7 @@ class Optimizer:
         counts = [len(s) for s in slots]
         extra = [rt.as_tensor(value) for value in self._extra_args.values()]
 
+        # One program, so that no reader of the ps sees a variable of this step beside a slot of the step before.
         def step(*arrays: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
             values = list(arrays[: len(variables)])
             stored = list(arrays[len(variables) : len(variables) + sum(counts)])
@@ -226,7 +233,8 @@ class Optimizer:
         given = self._alone(variable, jax.ShapeDtypeStruct(variable.shape, variable.dtype))
         try:
             return jax.eval_shape(self._transformation.init, given)
-        except Exception as error:  # of optax, or of a function of the user's
+        except Exception as error:
+            # The error is of optax, or of a function of the user's.
             cure = (
                 "each variable is updated by itself: give Optimizer(params=...), the tree of variables that masks and "
                 "labels are written for"
@@ -252,12 +260,14 @@ class Optimizer:
             leaves = jax.eval_shape(_stored, state)
             shared = self._shared(variable, state)
             for index, (path, _) in enumerate(jax.tree.flatten_with_path(state)[0]):
-                if own and path[-len(own) :] == own:  # where the leaf is in the tree of variables
+                # A transformation with masks has a state for the whole tree; the place of the leaf in the tree goes.
+                if own and path[-len(own) :] == own:
                     path = path[: -len(own)]
                 name = _slot_name(state, path)
                 while name in slots:
                     name += "_"
-                with rt.device(None), rt.device(variable.device or None):  # whatever scopes are open
+                # A slot lies beside its variable, whatever scopes of devices the caller has opened.
+                with rt.device(None), rt.device(variable.device or None):
                     slots[name] = rt.Variable(
                         self._initial(variable, index, leaves[index]),
                         name=f"{variable.spec.name}/{name}",
@@ -268,9 +278,9 @@ class Optimizer:
         return slots
 
     def _shared(self, variable: rt.Variable, state: optax.OptState) -> list[bool]:
-        """Returns for each leaf of the state whether all parts of a partitioned variable have the same, always.
+        """Returns for each leaf of the state True if the leaf is always the same for all parts of a variable.
 
-        So it is with a count. What depends on gradients or values differs, and so do random keys.
+        Counts are the same. Leaves that depend on gradients or values differ, and so do random keys.
         """
         leaves = jax.tree.leaves(state)
         if variable.save_slice_info is None:
@@ -297,13 +307,13 @@ class Optimizer:
 
 
 def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.Array]:
-    """Converts the leaves of an optax state to what slot variables hold.
+    """Converts the leaves of an optax state to the arrays of slot variables.
 
-    Random keys become their bits, all else stays.
+    Random keys become their bits; other leaves stay.
 
     Args:
         state: the state.
-        own_keys_of: name of a variable; its keys become others than those of other variables.
+        own_keys_of: name of a variable. The name is folded into the keys, so that each variable has keys of its own.
     """
     leaves = jax.tree.leaves(state)
     if own_keys_of is not None:
@@ -330,7 +340,7 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _abstract(value: object) -> jax.ShapeDtypeStruct:
-    """Describes an extra argument as it is when a step runs, as far as that is known."""
+    """Describes an extra argument as the argument is when a step runs, as far as its shape is known."""
     if not isinstance(value, rt.Tensor | rt.Variable):
         value = np.asarray(value)
     shape = () if value.shape is None else tuple(1 if d is None else d for d in value.shape)
@@ -361,11 +371,9 @@ def _kind(name: str) -> str:
 
 
 def updates_of(train: rt.Operation) -> list[rt.Operation]:
-    """Returns the updates that ``train`` stands for.
+    """Returns the updates of ``train``, an operation that ``Optimizer.apply_gradients`` has just made.
 
-    ``Optimizer.apply_gradients`` has just made ``train``.
-
-    What the caller's open ``control_dependencies`` hold goes before them and is none of them.
+    Operations of the caller's open ``control_dependencies`` run before the updates, and are left out.
     """
     before = train.graph.under_control
     return [op for op in train.control_inputs if op not in before]
@@ -380,7 +388,7 @@ class WrappedOptimizer:
     """
 
     drops_gradients = False
-    """True of one that may drop a gradient: what counts gradients goes inside it."""
+    """True if the optimizer may drop a gradient: an optimizer that counts gradients goes inside such an optimizer."""
 
     def __init__(self, optimizer: AnyOptimizer, name: str) -> None:
         self.name = name
@@ -393,10 +401,10 @@ class WrappedOptimizer:
             raise AttributeError(rt.lowlevel.explain_name(f"{type(self).__name__}.{name}") or usual)
 
     def shared_name(self, grads_and_vars: Sequence[GradientAndVariable]) -> str:
-        """Returns the name of what all workers share on the ps for one train operation.
+        """Returns the name of the resource that all workers share on the ps for one train operation.
 
         The name holds the variables that the operation updates, and is used once in a graph. So two optimizers of one
-        name share nothing, whichever order their steps come in. All workers must make the same graph.
+        name share nothing, in whatever order their steps come. All workers must make the same graph.
         """
         updated = [v for g, v in grads_and_vars if g is not None]
         digest = zlib.crc32("\n".join(v.spec.name for v in updated).encode())
@@ -441,4 +449,4 @@ class WrappedOptimizer:
 
 
 AnyOptimizer = Optimizer | WrappedOptimizer
-"""What applies gradients to variables; something may be wrapped around it."""
+"""An optimizer of variables, or a wrapper around an optimizer."""

@@ -20,15 +20,15 @@ def what_mixes(
 ) -> tuple[str, bool] | None:
     """Finds the part of ``transformation`` whose update of one variable depends on other variables.
 
-    The update is traced for several variables, not run: what it depends on does not depend on any values.
+    The update is traced for several variables and not run, since dependences are the same for all values.
 
     Args:
         transformation: an optax transformation, or a chain or a wrapper of some.
         extra_args: keyword arguments of its update, as abstract arrays.
 
     Returns:
-        The name of the smallest part that does so and whether it keeps a state, or None: every variable by itself, or a
-        transformation that can be traced for one variable only and has no part that does otherwise.
+        The name of the smallest such part, and True if the part keeps a state. None if every variable is updated alone,
+        or if the transformation can be traced for one variable only and no part of the transformation mixes variables.
     """
     found = dependences(transformation, _variables(), extra_args)
     if found is not None and all(of <= {i} for i, of in enumerate(found[0])):
@@ -70,17 +70,21 @@ def dependences(
     try:
         begun, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
         stepped, (updates, _) = jax.make_jaxpr(step, return_shape=True)(params, params, state, dict(extra_args))
-    except Exception:  # whatever a function of the user's raises for a tree that is not its own
+    except Exception:
+        # A function of the user's may raise any error for a tree other than its own.
         return None
     if len(jax.tree.leaves(updates)) != count:
         return None
-    behind = [_inputs(begun, i) for i in range(len(begun.out_avals))]  # of each leaf of the state: which variables
+    # For each leaf of the state, the numbers of the variables that the leaf depends on at the first step.
+    behind = [_inputs(begun, i) for i in range(len(begun.out_avals))]
     used = [_inputs(stepped, i) for i in range(len(stepped.out_avals))]
 
     def variables(of: set[int]) -> set[int]:
-        direct = {i % count for i in of if i < 2 * count}  # gradients, then values, then the state
+        # The inputs of the traced step are the gradients, then the values, then the state.
+        direct = {i % count for i in of if i < 2 * count}
         return direct.union(*(behind[i - 2 * count] for i in of if 2 * count <= i < 2 * count + len(behind)))
 
+    # A leaf may take another leaf up one step later, so the sets grow until a step adds nothing.
     while (now := [old | variables(new) for old, new in zip(behind, used[count:], strict=True)]) != behind:
         behind = now
     return [variables(of) for of in used[:count]], behind
@@ -99,7 +103,8 @@ def _parts(transformation: optax.GradientTransformation) -> Iterator[optax.Gradi
     They are among the variables that its two functions refer to.
     """
     held = {**_held(transformation.init), **_held(transformation.update)}
-    if "init_fns" in held and "update_fns" in held:  # optax.chain keeps them apart
+    # ``optax.chain`` keeps the functions of its parts in two lists.
+    if "init_fns" in held and "update_fns" in held:
         yield from map(optax.GradientTransformationExtraArgs, held["init_fns"], held["update_fns"])
     for value in held.values():
         for leaf in jax.tree.leaves(value, is_leaf=lambda v: isinstance(v, optax.GradientTransformation)):
@@ -114,7 +119,8 @@ def _held(fn: Callable[..., object]) -> dict[str, Any]:
         return dict(vars(fn.__self__))
     names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     cells = zip(names, getattr(fn, "__closure__", None) or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}  # an empty one has no value
+    # An empty cell has no value yet.
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 def _name(transformation: optax.GradientTransformation) -> str:

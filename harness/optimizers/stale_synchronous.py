@@ -12,14 +12,17 @@ from harness.optimizers.sync_replicas import worker_of
 class StaleSynchronous(WrappedOptimizer):
     """A semi-synchronous optimizer: updates are applied at once, but no worker runs far ahead of the slowest.
 
-    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest one that is connected
-    waits for it on the ps that holds the global step. 0 is lock step.
+    After its update, a worker that is more than ``max_staleness`` steps ahead of the slowest connected worker waits on
+    the ps that holds the global step.
+
+        optimizer = harness.StaleSynchronous(harness.Optimizer(optax.sgd(0.1)), max_staleness=3)
+        train_op = optimizer.minimize(loss, global_step=global_step)
 
     Args:
         optimizer: the optimizer that applies the gradients.
-        max_staleness: steps.
-        worker: this worker's number; by default as in ``SyncReplicas``.
-        name: the same in all workers.
+        max_staleness: number of steps; with 0, all workers are at the same step.
+        worker: number of this worker; by default as in ``SyncReplicas``.
+        name: name of the optimizer, the same in all workers.
     """
 
     def __init__(
@@ -38,12 +41,13 @@ class StaleSynchronous(WrappedOptimizer):
         """Makes an operation that applies gradients and waits for slower workers.
 
         Raises:
-            InvalidArgumentError: no global step: workers meet on the ps that holds it.
+            InvalidArgumentError: There is no global step. Workers meet on the ps that holds the global step.
         """
         if global_step is None:
             raise rt.InvalidArgumentError(f"{self.name}: a global step is needed: workers meet on the ps that holds it")
         train = self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         updates = updates_of(train)
+        # The wait is part of the update on one ps, so a worker that waits has pushed all its gradients.
         beside = [op for op in updates if op.device == global_step.device]
         others = [op for op in updates if op.device != global_step.device]
         worker = worker_of(grads_and_vars) if self._worker is None else self._worker

@@ -28,13 +28,13 @@ class Orders:
     Attributes:
         beside: a variable on the quorum's task.
         takeover: placeholder of ``claim``.
-        claim: begins a session of the chief.
+        claim: operation that begins a session of the chief.
         request: placeholder of ``gather``.
-        gather: waits until there is something to decide on.
+        gather: operation that waits for news of the quorum.
         order: placeholder of ``commit``.
-        commit: applies what was chosen; the leader's runs those of all others before.
-        follow: the same, on this ps alone.
-        status: changes nothing.
+        commit: operation that applies the chosen gradients; on the leader, after the commits of all other tasks.
+        follow: operation that applies the chosen gradients on this ps alone.
+        status: operation that changes nothing.
     """
 
     beside: rt.Variable
@@ -49,7 +49,7 @@ class Orders:
 
 
 def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
-    """Makes the operations of several quorums, the leader first: its ``commit`` runs after those of the others."""
+    """Makes the operations of several quorums, the leader's first."""
     made: list[Orders] = []
     with rt.device(None):
         for quorum in reversed(quorums):
@@ -58,6 +58,7 @@ def orders(quorums: Sequence[rt.lowlevel.Quorum]) -> list[Orders]:
             order = rt.placeholder(np.int64, [None], name=f"{quorum.name}/order")
             claim, gather = quorum.claim(takeover), quorum.gather(request)
             follow = commit = quorum.commit(order)
+            # The leader commits last: while it is at step s, every other task has the variables of step s or later.
             if quorum is quorums[0]:
                 with rt.control_dependencies([o.commit for o in made]):
                     commit = quorum.commit(order)
@@ -78,8 +79,8 @@ class SyncRunner:
         total: workers.
         timeout_secs: see ``SyncReplicas``.
         name: for messages.
-        elastic: workers come and go; who is there the ps with the global step tells.
-        leads: True if this task leads where its session is part of no run; else the chief of the run leads.
+        elastic: True if workers come and go. Then the ps with the global step knows which workers are there.
+        leads: True if this task leads where its session is part of no run. In a run, the chief of the run leads.
     """
 
     def __init__(
@@ -100,12 +101,16 @@ class SyncRunner:
         self._total = total
         self._elastic = elastic
         self._each = 1 if elastic else -(-needed // total)
-        self._changes = [0 for _ in tasks]  # of who is there, by task
+        # For each task, the number of changes of its workers that this chief has seen.
+        self._changes = [0 for _ in tasks]
         self._timeout_secs = timeout_secs
-        self._deciding = concurrency.Lock()  # held during a commit; what follows is guarded by the condition
+        # Held during a commit, so that two threads never choose the same gradients.
+        self._deciding = concurrency.Lock()
+        # Guards the fields below.
         self._changed = concurrency.Condition()
         self._reports = [_NOTHING for _ in tasks]
-        self._leaderships: list[tuple[int, int]] = []  # by task, epoch and owner
+        # For each task, epoch and owner.
+        self._leaderships: list[tuple[int, int]] = []
         self._sessions: list[int] = []
         self._claim_count = 0
         self._lost: BaseException | None = None
@@ -118,13 +123,13 @@ class SyncRunner:
         """Makes the threads.
 
         Args:
-            sess: the session that they run in.
-            coord: gets their errors, and stops them.
-            daemon: whether they may be left behind when the process ends.
-            start: whether to start them.
+            sess: the session of the threads.
+            coord: coordinator that receives errors of the threads and stops the threads.
+            daemon: True if the process may end while the threads run.
+            start: True to start the threads.
 
         Returns:
-            The threads; none with one ps, on a task that is not the chief, or when those of an earlier call still run.
+            The threads; none with one ps, on a task that is not the chief, or while threads of an earlier call run.
         """
         if not self._tasks or not is_chief(sess, self.leads):
             return []
@@ -142,7 +147,7 @@ class SyncRunner:
     # -- beginning a session ---------------------------------------------------------------------------------------
 
     def _lead(self, sess: rt.Session, coord: Coordinator) -> None:
-        """Claims all ps, again whenever one was lost, and looks whether a step has waited for too long."""
+        """Claims all ps, again after each loss of a ps, and ends steps that have waited for too long."""
         try:
             while not coord.should_stop():
                 try:
@@ -169,7 +174,7 @@ class SyncRunner:
             for i in plan.behind:
                 sess.run(self._tasks[i].follow, {self._tasks[i].order: self._order(i, plan.step, plan.workers)})
         if plan.forget:
-            # What waits at the leader has been refused elsewhere: its workers must push again.
+            # Another task has refused gradients that wait at the leader: their workers must push again.
             self._claims(sess, (0, *plan.forget))
         with self._changed:
             self._reports = [_NOTHING for _ in self._tasks]
@@ -204,7 +209,7 @@ class SyncRunner:
     def _wanted(self) -> int:
         """Returns the number of gradients to request.
 
-        Where workers come and go, the ps knows which are there.
+        Where workers come and go, the ps counts the workers itself.
         """
         whole = self._elastic or self._members is None
         return self._needed if whole else self._aggregated()
@@ -225,12 +230,12 @@ class SyncRunner:
                 moved = self._reports[0].step != step
             if self._timeout_secs is None or coord.should_stop():
                 continue
-            # As long as a step waits before it is looked at again; the ps knows since when its first gradient is there.
+            # The next look comes when the step has waited for the whole time. The ps measures from its first gradient.
             waited = 0.0 if moved else self._choose(sess, claim)
             wait = max(0.05, self._timeout_secs - waited)
 
     def _choose(self, sess: rt.Session, claim: int) -> float:
-        """Asks all ps what they have now; goes on with it when time is up. Gives for how long the step has waited."""
+        """Asks all ps for their gradients, and decides when time is up; returns how long the step has waited."""
         waited = [self._gather(i, sess, claim, _NOTHING.step, 0, 0) for i in range(len(self._tasks))][0]
         if self._timeout_secs is not None and waited >= self._timeout_secs:
             self._decide(sess, claim, time_is_up=True)
@@ -268,7 +273,7 @@ class SyncRunner:
                 step, count = self._reports[index].step, len(self._reports[index].workers)
 
     def _gather(self, index: int, sess: rt.Session, claim: int, step: int, count: int, limit_millis: int) -> float:
-        """Takes a report of one ps; gives for how many seconds its present step has waited."""
+        """Takes the report of a ps; returns for how many seconds the present step of the ps has waited."""
         task = self._tasks[index]
         known = self._sessions[index], step, count, self._changes[index]
         request = np.array([*self._leaderships[index], *known, limit_millis], np.int64)
@@ -276,7 +281,8 @@ class SyncRunner:
         with self._changed:
             if self._claim_count == claim:
                 self._changes[index] = int(changes)
-                # Lower than what was asked for: initialised anew; than what is known by now: overtaken by a commit.
+                # A step below the requested step: the variables were initialised again. A step below the known step:
+                # the report is older than a commit, and is dropped.
                 if int(found) < step or int(found) >= self._reports[index].step:
                     self._reports[index] = TaskProgress(int(found), tuple(int(w) for w in workers))
                 if not self._elastic:
@@ -333,5 +339,6 @@ class SyncRunner:
             return
         try:
             underlying(sess).run([task.claim for task in self._tasks], self._takeover(()), timeout_secs=_RELEASE_SECS)
-        except (rt.OpError, RuntimeError) as error:  # the session or a ps may be gone
+        except (rt.OpError, RuntimeError) as error:
+            # The session may be closed, or a ps may have stopped, which ends the waits as well.
             logging.info("%s: releasing the ps: %s", self.name, error)

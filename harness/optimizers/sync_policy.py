@@ -12,7 +12,7 @@ class TaskProgress:
     """The gradients of the present step that one task has.
 
     Attributes:
-        step: the step that the task is at; -1 when it has not heard of one.
+        step: present step of the task; -1 before the first.
         workers: the worker of each gradient, in the order in which the gradients came.
     """
 
@@ -25,8 +25,8 @@ class ClaimReply:
     """The report of a task to a new chief.
 
     Attributes:
-        step: the step that the task is at; -1 when it has not heard of one.
-        decided: the step of its last decision; -1 when there is none.
+        step: present step of the task; -1 before the first.
+        decided: the step of its last decision; -1 before the first.
         workers: the workers of that decision.
     """
 
@@ -41,15 +41,19 @@ def choose(
     wanted: int,
     time_is_up: bool,
 ) -> tuple[int, ...]:
-    """Chooses whose gradients are applied at the leader's step: only such as all tasks have.
+    """Chooses the workers whose gradients are applied at the leader's step: all tasks have their gradients.
 
-    Returns the worker of each gradient to apply, none if the chief waits.
+    Returns the worker of each gradient to apply; nothing if the chief waits.
+
+        >>> reports = TaskProgress(7, (0, 2, 1)), TaskProgress(7, (2, 0))
+        >>> choose(reports[0], reports[1:], wanted=2, time_is_up=False)
+        (0, 2)
 
     Args:
         leader: report of the task that holds the step.
         others: reports of the other tasks.
         wanted: gradients in the aggregate.
-        time_is_up: take what there is.
+        time_is_up: True to choose fewer gradients than wanted.
     """
     # This case is checked before anything is counted, because each of many tasks reports in each step.
     if not time_is_up and any(r.step != leader.step or len(r.workers) < wanted for r in (leader, *others)):
@@ -57,6 +61,7 @@ def choose(
     left = Counter(leader.workers)
     for report in others:
         left &= Counter(report.workers if report.step == leader.step else ())
+    # A worker may have pushed several gradients for one step, so the gradients are counted down.
     everywhere = []
     for worker in leader.workers:
         if left[worker]:
@@ -71,9 +76,9 @@ class Settlement:
 
     Attributes:
         step: the step of an aggregate that some tasks have applied and others have not.
-        workers: its workers.
-        behind: indices of the tasks that must apply it, the leader (0) last.
-        forget: indices of the tasks whose state does not fit the leader's and must be dropped.
+        workers: the workers of that aggregate.
+        behind: indices of the tasks that must apply the aggregate, the leader (0) last.
+        forget: indices of the tasks whose gradients must be dropped, as their step is not the leader's.
     """
 
     step: int = -1
@@ -83,11 +88,13 @@ class Settlement:
 
 
 def settle(claims: Sequence[ClaimReply]) -> Settlement:
-    """Decides what to do after an earlier chief may have died at any point.
+    """Decides how tasks come to one step after an earlier chief may have died at any point.
+
+    The chief commits at the leader last. So a task that has applied the leader's present step is one step ahead, and
+    the leader follows. A task at any other step was initialised again, or belongs to an older chief.
 
     Args:
-        claims: one for each task, the leader's first. The leader's step is the truth; a task that has applied the
-            leader's present step is ahead, as the leader is told last, and the leader follows.
+        claims: the replies of the tasks, the leader's first.
     """
     leader, others = claims[0], claims[1:]
     ahead = [c for c in others if c.step == leader.step + 1 and c.decided == leader.step]
@@ -99,7 +106,7 @@ def settle(claims: Sequence[ClaimReply]) -> Settlement:
 
 
 def rejoined(members: frozenset[int] | None, seen: Sequence[int], total: int) -> frozenset[int] | None:
-    """Returns the members after some workers were heard of again; None once none is missing."""
+    """Returns the members after workers have pushed again; None as soon as all workers are members."""
     if members is None:
         return None
     now = members | frozenset(seen)

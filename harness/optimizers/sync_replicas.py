@@ -34,26 +34,26 @@ class SyncReplicas(WrappedOptimizer):
         opt = harness.SyncReplicas(harness.Optimizer(optax.sgd(0.5)), replicas_to_aggregate=3, total_num_replicas=4)
         train_op = opt.minimize(loss, global_step=global_step)
 
-    A Supervisor or monitored session needs nothing more: what the chief has to run is in the graph's collection of
-    queue runners.
+    A Supervisor or a monitored session runs the work of the chief, which is in the graph's collection of queue runners.
 
     Args:
         optimizer: the optimizer that applies the mean.
-        replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas`` the others are backups: the step
-            does not wait for the slowest. Above it, each worker gives several gradients to one aggregate. None, with
-            ``elastic``: one of each worker that is there.
+        replicas_to_aggregate: gradients in one aggregate. Below ``total_num_replicas``, the other workers are backups:
+            the step does not wait for the slowest. Above ``total_num_replicas``, each worker adds several gradients to
+            one aggregate. None, with ``elastic``: one gradient of each worker that is there.
         total_num_replicas: workers; ``replicas_to_aggregate`` by default.
         worker: this worker's number, below ``total_num_replicas``. By default the task number of the device on which
-            the gradients are computed; without one, workers are told apart by their sessions. A chief in a job of that
-            name is the last of all.
+            the gradients are computed; without a device, the session tells workers apart. A task of a job called chief
+            has the last number.
         is_chief: True on the worker that chooses the aggregates when there are several ps. By default the chief of the
             Supervisor or the monitored session; with a plain session worker 0, or the task of a job called chief.
-        sync_timeout_secs: when a worker is missing, how long a step waits for it before it goes on with the mean of the
-            gradients that are there. Later steps do not wait for that worker until it is back. None waits for ever.
-        elastic: workers come and go while training runs; ``total_num_replicas`` has no meaning. One that has given
-            gradients is waited for until it is through, or gives no sign of life. An aggregate of
-            ``replicas_to_aggregate`` gradients has fewer while there are fewer workers.
-        name: the same in all workers.
+        sync_timeout_secs: seconds for which a step waits for a missing worker. Then the step continues with the mean of
+            the gradients that are there. Later steps do not wait for that worker until the worker is back. None waits
+            for ever.
+        elastic: True if workers come and go while training runs; ``total_num_replicas`` has no meaning then. A step
+            waits for each worker that has pushed gradients, until the worker is done or gives no sign of life. While
+            there are fewer workers, an aggregate has fewer than ``replicas_to_aggregate`` gradients.
+        name: name of the optimizer, the same in all workers.
 
     Raises:
         InvalidArgumentError: a number is below 1, or ``worker`` is not below ``total_num_replicas``, or
@@ -110,8 +110,9 @@ class SyncReplicas(WrappedOptimizer):
         The operation is done when the step of these gradients is finished.
 
         Args:
-            grads_and_vars: what ``compute_gradients`` gave, possibly changed: clipping happens before averaging.
-            global_step: counts the aggregates, one each. A step that fetches it too gets its value afterwards.
+            grads_and_vars: pairs of ``compute_gradients``, possibly changed: clipping happens before averaging.
+            global_step: variable that counts the aggregates. A step that fetches the variable too gets the value after
+                the step.
             name: operation name.
 
         Raises:
@@ -250,7 +251,7 @@ def worker_of(grads_and_vars: Sequence[GradientAndVariable]) -> int | None:
 
     Returns None if the device tells no worker.
 
-    The task of a job that is called chief has none: its index, 0, is also that of a worker.
+    The task of a job called chief has no number, since its index, 0, is the index of a worker too.
     """
     if on_chief(grads_and_vars):
         return None

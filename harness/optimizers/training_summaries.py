@@ -19,20 +19,21 @@ def training_summaries(
     global_step: rt.Variable | None = None,
     averages: object = None,
 ) -> list[rt.Tensor]:
-    """Makes the usual summaries of training, which ``harness.summary.merge_all()`` finds with the program's own.
+    """Makes the usual summaries of training; ``harness.summary.merge_all()`` finds them.
 
         pairs = optimizer.compute_gradients(loss)
         harness.training_summaries(pairs, learning_rate=schedule, global_step=global_step)
         train_op = optimizer.apply_gradients(pairs, global_step)
 
     ``training/gradient_norm`` is the global norm of this worker's gradients, before clipping.
-    ``training/learning_rate`` is the schedule at the global step: a schedule inside of an optax transformation counts
-    the updates of a variable, which are as many. ``training/average_distance`` is how far the averages are behind.
+    ``training/learning_rate`` is the schedule at the global step. A schedule inside of an optax transformation counts
+    the updates of a variable, which are as many. ``training/average_distance`` is the global norm of the difference
+    between the variables and their averages.
 
     Args:
-        grads_and_vars: what ``compute_gradients`` gave.
-        learning_rate: an optax schedule, or a number; None for no such summary.
-        global_step: what a schedule is asked for.
+        grads_and_vars: pairs of ``compute_gradients``.
+        learning_rate: an optax schedule, or a number; None for no summary of the rate.
+        global_step: argument of a schedule.
         averages: the moving averages of the variables of ``grads_and_vars``, a pytree in their order.
 
     Raises:

@@ -40,7 +40,7 @@ class VariableTree:
     def only(self, variable: rt.Variable, value: object) -> Any:
         """Returns the tree with ``value`` in place of a variable.
 
-        All other places hold what optax takes for masked out.
+        All other places hold ``optax.MaskedNode``, which optax passes over.
         """
         leaves: list[object] = [optax.MaskedNode()] * len(self.variables)
         leaves[self._place(variable)] = value
@@ -55,21 +55,24 @@ class VariableTree:
 
 
 def by_name(rules: Mapping[str, object]) -> Callable[[object], Any]:
-    """Labels, or a mask, by name: what ``optax.multi_transform`` and ``mask`` take.
+    """Returns a function that makes labels, or a mask, of the names of variables.
+
+    ``optax.multi_transform`` and the argument ``mask`` take such functions.
 
         harness.Optimizer(
             optax.adamw(1e-3, mask=harness.by_name({"bias$|scale$": False, "": True})), params=params
         )
 
     Args:
-        rules: by regular expression, the label (a string) or whether it is masked in (a bool). The first that is found
-            in a variable's name counts: its path in ``params``, as in ``Dense_0/bias``. ``""`` is found in all.
+        rules: by regular expression, the label (a string), or True for a variable of the mask. The first expression
+            that is found in the name of a variable counts. The name is the path in ``params``, as in ``Dense_0/bias``.
+            ``""`` is found in every name.
 
     Returns:
         A function from a tree to the tree of labels.
 
     Raises:
-        InvalidArgumentError: by the function: no expression is found in a name.
+        InvalidArgumentError: No expression is found in a name; the returned function raises the error.
     """
 
     def label(path: tuple[object, ...], _: object) -> object:
