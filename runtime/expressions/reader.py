@@ -195,21 +195,7 @@ class _Reading:
         if row is None:
             raise InvalidArgumentError(f"operation {name[:WORD]!r} is not in the table of operations")
         operands = tuple(self._operand(n, values, f"an operand of {name!r}") for n in message.operands)
-        given = {attribute.name: attribute for attribute in message.attributes}
-        if len(given) < len(message.attributes) or not given.keys() <= row.attributes.keys():
-            names = ", ".join(attribute.name for attribute in message.attributes)
-            raise InvalidArgumentError(f"operation {name!r} has no attribute {names[:WORD]!r}, or twice")
-        attributes: dict[str, Value] = {}
-        inner: list[tuple[str, AttributeKind]] = []
-        for key, kind in row.attributes.items():
-            if key not in given:
-                if not kind.optional:
-                    raise InvalidArgumentError(f"operation {name!r} needs the attribute {key!r}")
-                attributes[key] = None
-            elif kind.field == "computations":
-                inner.append((key, kind))
-            else:
-                attributes[key] = _attribute(name, key, kind, given[key])
+        given, attributes, inner = _attributes(name, row, message)
         # A loop that is unrolled is compiled as often as its body is written out. The trips count through nested loops.
         if math.prod(attributes.get("window_dimensions", ())) > WINDOW_ELEMENTS:
             raise InvalidArgumentError(f"the window of {name!r} has more than {WINDOW_ELEMENTS:,} elements")
@@ -223,12 +209,8 @@ class _Reading:
                     f"operations such as {name!r} cost more than {SPECIAL:,} equations; leave some to the client"
                 )
         # Computations come last, because their limit of trips needs the length of the loop.
-        for key, kind in inner:
-            if given[key].WhichOneof("value") != "computations" or not given[key].computations.values:
-                raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")
-            for one in given[key].computations.values:
-                if problem := kind.problem(one):
-                    raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {problem}")
+        for key, kind in inner.items():
+            _check_computations(name, key, kind, given[key])
             read = [self.computation(one, depth + 1, trips, copies * times) for one in given[key].computations.values]
             cost += times * sum(COMPUTATION_COST + own for _, own in read)
             try:
@@ -238,6 +220,40 @@ class _Reading:
         if cost > PART:
             raise InvalidArgumentError(f"operation {name!r} costs as much as {cost:,} equations, {PART:,} are allowed")
         return Equation(name, row, operands, attributes, message.results, cost, message)
+
+
+def _attributes(
+    name: str, row: Row, message: pb.EquationDef
+) -> tuple[dict[str, pb.AttributeDef], dict[str, Value], dict[str, AttributeKind]]:
+    """Reads the attributes of an equation.
+
+    Returns:
+        The messages of all attributes, the values of those without computations, and the kinds of the others.
+    """
+    given = {attribute.name: attribute for attribute in message.attributes}
+    if len(given) < len(message.attributes) or not given.keys() <= row.attributes.keys():
+        names = ", ".join(attribute.name for attribute in message.attributes)
+        raise InvalidArgumentError(f"operation {name!r} has no attribute {names[:WORD]!r}, or twice")
+    attributes: dict[str, Value] = {}
+    inner: dict[str, AttributeKind] = {}
+    for key, kind in row.attributes.items():
+        if key not in given:
+            if not kind.optional:
+                raise InvalidArgumentError(f"operation {name!r} needs the attribute {key!r}")
+            attributes[key] = None
+        elif kind.field == "computations":
+            inner[key] = kind
+        else:
+            attributes[key] = _attribute(name, key, kind, given[key])
+    return given, attributes, inner
+
+
+def _check_computations(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> None:
+    if message.WhichOneof("value") != "computations" or not message.computations.values:
+        raise InvalidArgumentError(f"attribute {key!r} of {name!r} is no computation")
+    for one in message.computations.values:
+        if problem := kind.problem(one):
+            raise InvalidArgumentError(f"attribute {key!r} of {name!r}: {problem}")
 
 
 def _attribute(name: str, key: str, kind: AttributeKind, message: pb.AttributeDef) -> Value:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import jax
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError, OpError, ResourceExhaustedError, meaning, one_line
-from runtime.expressions.parts import split
+from runtime.expressions.parts import Part, split
 from runtime.expressions.reader import PART, Expressions, jax_settings, read_expressions
 from runtime.plan.plan import Program, ProgramIdentity
 from runtime.tensor_spec import TensorSpec
@@ -114,24 +115,71 @@ def _check_results(results: Sequence[jax.ShapeDtypeStruct], program: Program) ->
         )
 
 
+class _Step(NamedTuple):
+    """The compiled program of a part.
+
+    Attributes:
+        executable: The program.
+        takes: The values of the list that are arguments.
+        gives: The values of the list that are results.
+        dropped: The arguments that no later part takes.
+    """
+
+    executable: Executable
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    dropped: list[int]
+
+
 def _compile_list(
     expressions: Expressions, avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int], program: Program
 ) -> Executable:
     """Compiles the parts of a list; a part that is equal to an earlier one, once."""
-    began = concurrency.monotonic()
     parts, numbers = split(expressions, PART)
+    steps, specs = _compile_parts(parts, set(numbers), avals, donate)
+    _check_results([specs[n] for n in numbers], program)
+    if len(steps) == 1:
+        return steps[0].executable
+
+    def run(*arguments: jax.Array) -> list[jax.Array]:
+        values = dict(enumerate(arguments))
+        for executable, takes, gives, dropped in steps:
+            results = executable(*[values[n] for n in takes])
+            # The memory of an argument is free when its last part has run.
+            for n in dropped:
+                del values[n]
+            values.update(zip(gives, results, strict=True))
+        return [values[n] for n in numbers]
+
+    return run
+
+
+def _compile_parts(
+    parts: Sequence[Part], kept: Collection[int], avals: Sequence[jax.ShapeDtypeStruct], donate: Collection[int]
+) -> tuple[list[_Step], dict[int, jax.ShapeDtypeStruct]]:
+    """Compiles the parts in their order; returns their programs, and the types of all values.
+
+    Args:
+        parts: The parts.
+        kept: The values that are results of the list.
+        avals: Types of the list's arguments.
+        donate: The arguments whose memory the list may use.
+
+    Raises:
+        ResourceExhaustedError: The compiler took longer than COMPILE_SECS.
+    """
+    began = concurrency.monotonic()
     known: dict[object, tuple[Executable, list[jax.ShapeDtypeStruct]]] = {}
     specs = dict(enumerate(avals))
     used_last = {n: index for index, part in enumerate(parts) for n in part.takes}
-    results_of_all = set(numbers)
     steps = []
     for index, part in enumerate(parts):
-        dropped = [n for n in part.takes if used_last[n] == index and n not in results_of_all]
+        dropped = [n for n in part.takes if used_last[n] == index and n not in kept]
         given = [specs[n] for n in part.takes]
         last = {i for i, n in enumerate(part.takes) if n in donate and n in dropped}
         key = part.identity, frozenset(last), tuple((spec.shape, spec.dtype) for spec in given)
         if key not in known:
-            # XLA itself cannot be interrupted.
+            # XLA itself cannot be interrupted, so the time is looked at between two parts.
             if index and (spent := concurrency.monotonic() - began) > COMPILE_SECS:
                 raise ResourceExhaustedError(
                     f"{index} of {len(parts)} parts took {spent:.0f} s to compile, more than {COMPILE_SECS:g} s: "
@@ -140,18 +188,5 @@ def _compile_list(
             known[key] = _compile_one(part.expressions.compute, given, last)
         executable, results = known[key]
         specs.update(zip(part.gives, results, strict=True))
-        steps.append((executable, part.takes, part.gives, dropped))
-    _check_results([specs[n] for n in numbers], program)
-    if len(steps) == 1:
-        return steps[0][0]
-
-    def run(*arguments: jax.Array) -> list[jax.Array]:
-        values = dict(enumerate(arguments))
-        for executable, takes, gives, dropped in steps:
-            results = executable(*[values[n] for n in takes])
-            for n in dropped:
-                del values[n]  # its memory is free when the part has run
-            values.update(zip(gives, results, strict=True))
-        return [values[n] for n in numbers]
-
-    return run
+        steps.append(_Step(executable, part.takes, part.gives, dropped))
+    return steps, specs

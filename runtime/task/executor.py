@@ -57,12 +57,13 @@ class Executor:
     watch: ProgramWatch
     compiler: Compiler = _process_compiler
 
-    def prepare(self, stage: Stage, generation: int = 0) -> PreparedStage:
+    def prepare(self, stage: Stage, generation: int = 0, watched: WatchedProgram | None = None) -> PreparedStage:
         """Compiles a stage and finds its variables, so that running it looks nothing up.
 
         Args:
-            stage: the stage.
-            generation: of the run record; in a later one the stage refuses to run.
+            stage: The stage.
+            generation: Generation of the run record. In a later generation the stage refuses to run.
+            watched: Program of the stage if another process has sent the program.
 
         Raises:
             InvalidArgumentError: the device is not here, or the program is refused.
@@ -74,7 +75,7 @@ class Executor:
             raise InvalidArgumentError(
                 f"no device {stage.device.type}:{stage.device.index} here, only {have}", task=self.task
             )
-        return PreparedStage(self, stage, device, generation)
+        return PreparedStage(self, stage, device, generation, watched)
 
 
 @functools.lru_cache(4096)
@@ -86,51 +87,74 @@ def _same_object(spec: TensorSpec) -> TensorSpec:
 class PreparedStage:
     """A stage that is ready to run on this task.
 
-    Attributes:
-        watched: its program, where another process has sent it.
+    Args:
+        executor: Executor of the task.
+        stage: The stage.
+        device: Device of the stage; None for a stage of host kernels whose device is not here.
+        generation: Generation of the run record.
+        watched: Program of the stage if another process has sent the program.
     """
 
-    def __init__(self, executor: Executor, stage: Stage, device: jax.Device | None, generation: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        stage: Stage,
+        device: jax.Device | None,
+        generation: int,
+        watched: WatchedProgram | None,
+    ) -> None:
         self.stage = stage
+        self.watched = watched
         self._store = executor.store
         self._task = executor.task
         self._gate = executor.gate
+        self._watch = executor.watch
         self._generation = generation
+        self._kernels = [find_kernel(call.kernel) for call in stage.host]
+        self._find_variables(stage)
+        self._on_host = device is None or device.platform == "cpu"
+        self._device = device
+        self._one_device = len(executor.devices) == 1
+        self._find_conversions(stage)
+        self._executable = None if device is None else self._compiled(executor.compiler, device)
+
+    def _find_variables(self, stage: Stage) -> None:
         self._slots = [self._store.slot(v.container, v.name) for v in stage.variables]
         self._claim = Claim(self._slots)
         self._specs = [_same_object(TensorSpec(v.shape, v.dtype)) for v in stage.variables]
         self._reads = [(self._slots[i], self._specs[i], i in stage.writes) for i in stage.reads]
         self._writes = [(self._slots[i], self._specs[i]) for i in stage.writes]
-        # A variable that is read has a value, and keeps its size.
+        # A variable that is read has a value already, and keeps its size.
         made = [i for i in stage.writes if i not in stage.reads and not self._specs[i].is_string]
         self._made = [(self._slots[i], self._specs[i].nbytes) for i in made]
-        self._kernels = [find_kernel(call.kernel) for call in stage.host]
-        self._executable: Executable | None = None
-        self.watched: WatchedProgram | None = None
-        self._watch = executor.watch
-        self._on_host = device is None or device.platform == "cpu"
-        self._device = device
-        self._one_device = len(executor.devices) == 1
-        given = stage.inputs or ()
-        if stage.host and stage.program is not None:
-            given = stage.program.arguments[len(stage.reads) :]
-        self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
-        arguments = () if stage.program is None else stage.program.arguments
-        self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
         self._handed_out = [
             (o.index, self._slots[o.index], self._specs[o.index])
             for o in stage.outputs
             if isinstance(o, VariableOutput)
         ]
         self._handed_slots = [slot for _, slot, _ in self._handed_out]
-        if stage.program is not None and device is not None:
-            donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
-            try:
-                self._executable = executor.compiler.executable(stage.program, donate, device)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(
-                    f"the program of [{self._label}] is refused: {error.message}", task=self._task
-                ) from error
+
+    def _find_conversions(self, stage: Stage) -> None:
+        """Finds the arguments that JAX takes in another form than they come."""
+        arguments = () if stage.program is None else stage.program.arguments
+        given = stage.inputs or ()
+        if stage.host and stage.program is not None:
+            given = arguments[len(stage.reads) :]
+        self._wide = [i for i, s in enumerate(given) if is_64_bit(s.dtype)]
+        self._narrow = [i for i, s in enumerate(arguments) if is_narrow(s.dtype)]
+
+    def _compiled(self, compiler: Compiler, device: jax.Device) -> Executable | None:
+        """Returns the executable of the stage's program; None for a stage without a program."""
+        stage = self.stage
+        if stage.program is None:
+            return None
+        donate = [k for k, i in enumerate(stage.reads) if i in stage.writes]
+        try:
+            return compiler.executable(stage.program, donate, device)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"the program of [{self._label}] is refused: {error.message}", task=self._task
+            ) from error
 
     def run(
         self, inputs: Sequence[AnyArray], client: int = 0, cancelled: Cancellation | None = None

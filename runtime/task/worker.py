@@ -228,37 +228,29 @@ class Worker:
             raise InvalidArgumentError("a kernel that may wait is a stage of its own", task=self.task)
         if generation != self.store.run.generation:
             raise AbortedError("its variables were restored since the session began", task=self.task)
-        program = call.stage.program
-        if program is not None:
-            if foreign and program.blob and hashlib.sha256(program.blob).hexdigest() != program.sha256:
-                raise NotFoundError("the program does not match its SHA-256", task=self.task)
-            program = self.registry.program(program)
-            if program is None:
-                return None
-            call = replace(call, stage=replace(call.stage, program=program))
+        known = self._with_known_program(call, foreign)
+        if known is None:
+            return None
+        call = known
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
-        registration = Registration(
-            hashlib.sha256(described).digest(),
-            generation,
-            tuple(sorted((writes or {}).items())),
-            traced,
-            foreign,
-        )
+        digest, of_plan = hashlib.sha256(described).digest(), tuple(sorted((writes or {}).items()))
+        registration = Registration(digest, generation, of_plan, traced, foreign)
         if session in self._ended:
             session = NOBODY
-        found = None if handle else self.registry.find(registration, session)
-        if found is not None:
-            return found
         if not handle:
+            found = self.registry.find(registration, session)
+            if found is not None:
+                return found
             self.registry.check_room(session)
             if foreign:
                 self.ledger.check(session, len(described), stages=True)
         check_call(call, self.task)
-        prepared = self.executor.prepare(call.stage, generation)
-        if foreign and program is not None:
+        watched = None
+        if foreign and call.stage.program is not None:
             sender = " ".join(rpc.caller().names)
-            prepared.watched = WatchedProgram(program.sha256, call.stage.operations, rpc.peer(), sender)
+            watched = WatchedProgram(call.stage.program.sha256, call.stage.operations, rpc.peer(), sender)
             self.program_watch.start()
+        prepared = self.executor.prepare(call.stage, generation, watched)
         registered = RegisteredCall(call, prepared, registration, len(described))
         if traced:
             registered.prepared = TracedStage(prepared, call, self.tracer)
@@ -268,6 +260,20 @@ class Worker:
         if session in self._ended:
             self.registry.release(session)
         return added
+
+    def _with_known_program(self, call: StageCall, foreign: bool) -> StageCall | None:
+        """Returns a call with the program that is kept here; None if the program is not known and has no bytes.
+
+        Raises:
+            NotFoundError: The bytes of another process do not match their SHA-256.
+        """
+        program = call.stage.program
+        if program is None:
+            return call
+        if foreign and program.blob and hashlib.sha256(program.blob).hexdigest() != program.sha256:
+            raise NotFoundError("the program does not match its SHA-256", task=self.task)
+        kept = self.registry.program(program)
+        return None if kept is None else replace(call, stage=replace(call.stage, program=kept))
 
     # -- running -----------------------------------------------------------------------------------------------
 
