@@ -100,7 +100,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "--exit_codes=skypilot": "since 0.2 there are no codes for SkyPilot; use recover_on_exit_codes: [75, 143]",
     "--for=skypilot": "since 0.2 no task for SkyPilot is printed; write one that uses --ps_hosts and --worker_hosts",
 } | {
-    form.format(name): f"since 0.2 {instead} (docs/security.md, Limits)"
+    form.format(name): f"since 0.2 {instead} (docs/limits.md)"
     for name, instead in _LIMITS.items()
     for form in ("--limit_{}", "Limits({}=)")
 }

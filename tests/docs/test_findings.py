@@ -1,4 +1,4 @@
-"""The findings of the security reviews in docs/security.md: each names tests that are there, or is said to be open."""
+"""The findings of the security reviews in docs/findings.md: each names tests that are there, or is said to be open."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ FINDINGS = [
 
 def rows() -> list[list[str]]:
     """The cells of the table's rows."""
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = (ROOT / "docs" / "findings.md").read_text()
     part = page.partition("## Findings of the reviews")[2].partition("\n## ")[0]
     found = [[cell.strip() for cell in line.strip("|").split(" |")] for line in part.splitlines()]
     return [cells for cells in found if cells[0] in FINDINGS]

@@ -13,7 +13,7 @@ from models.mnist.config import Config
 from runtime.limits import LimitRow
 from runtime.retired import explain_flags
 
-GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "security.md"
+GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 ROWS = rt.Limits.rows()
 
 
@@ -91,14 +91,14 @@ def test_a_flag_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def table() -> str:
-    """The table of limits as docs/security.md has it."""
+    """The table of limits as docs/limits.md has it."""
     lines = ["| limit | default | of | what |", "|---|---:|---|---|"]
     lines += [f"| `{row.name}` | {row.default} | {row.of} | {row.help} |" for row in ROWS]
     return "\n".join(lines) + "\n"
 
 
 def test_the_guide_has_all_limits_with_their_defaults() -> None:
-    assert table() in GUIDE.read_text(), f"docs/security.md should have\n{table()}"
+    assert table() in GUIDE.read_text(), f"docs/limits.md should have\n{table()}"
 
 
 def test_there_are_few_limits_and_a_name_that_is_gone_says_what_to_use() -> None:
@@ -106,5 +106,5 @@ def test_there_are_few_limits_and_a_name_that_is_gone_says_what_to_use() -> None
     with pytest.raises(rt.InvalidArgumentError, match="frame_rate=. is gone: since 0.2 this is a constant"):
         rt.Limits(frame_rate=5)
     assert explain_flags(["--limit_client_held_bytes=5"]) == (
-        "--limit_client_held_bytes is gone: since 0.2 use client_bytes (docs/security.md, Limits)"
+        "--limit_client_held_bytes is gone: since 0.2 use client_bytes (docs/limits.md)"
     )
