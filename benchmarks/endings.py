@@ -6,7 +6,7 @@
 
 One to three workers, each of which ends in its own way, and one or two ps, as processes that no launcher looks after;
 what is killed or preempted is started again, or not. It adds up when every process ends in time and with the code that
-docs/guarantees.md tells, no process is left, and every step that was trained is in the last checkpoint, or a line of
+docs/endings.md tells, no process is left, and every step that was trained is in the last checkpoint, or a line of
 somebody's log tells that it is not. The last line is the verdict; the exit code is 0 only if it is good.
 """
 

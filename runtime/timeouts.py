@@ -1,6 +1,6 @@
 """Detection: how soon a task that has died, frozen or been cut off is noticed and reached again. Times in seconds.
 
-The defaults of the whole runtime, in one place; docs/guarantees.md lists them beside those of the harness.
+The defaults of the whole runtime, in one place; docs/time_limits.md lists them beside those of the harness.
 """
 
 HEARTBEAT_SECS = 1.0

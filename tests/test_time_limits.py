@@ -1,4 +1,4 @@
-"""The time limits that docs/guarantees.md lists are those of the code."""
+"""The time limits that docs/time_limits.md lists are those of the code."""
 
 import importlib
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 from runtime import SessionConfig, timeouts
 from runtime.wire.dial import ChannelOptions
 
-GUIDE = (pathlib.Path(__file__).resolve().parent.parent / "docs" / "guarantees.md").read_text()
+GUIDE = (pathlib.Path(__file__).resolve().parent.parent / "docs" / "time_limits.md").read_text()
 ROWS = re.findall(r"^\|[^|]*\| ([\d.]+) \| `([\w.]+)\.([A-Z_]+)`", GUIDE, re.MULTILINE)
 
 

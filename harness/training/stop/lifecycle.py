@@ -27,7 +27,7 @@ It still fails where a living task makes no progress: its signs of life come, an
 a worker that is cut off for longer than the grace period is given up while it trains: its last steps are not saved,
 which it logs when it is back.
 
-docs/guarantees.md has the table of the ways in which a run can end.
+docs/endings.md has the table of the ways in which a run can end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of endings in docs/guarantees.md, row by row, with real processes that no launcher looks after."""
+"""The table of endings in docs/endings.md, row by row, with real processes that no launcher looks after."""
 
 import contextlib
 import os
