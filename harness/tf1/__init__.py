@@ -1,7 +1,7 @@
 """TensorFlow 1's names on JAX: ``import harness.tf1 as tf``.
 
 The names of TensorFlow 1.0 and the older ones of 0.8, with their argument names and orders, over ``runtime`` and
-``harness``. What is not here fails by name, saying what to use instead; ``docs/tf1.md`` lists everything.
+``harness``. What is not here fails by name, saying what to use instead; ``docs/tf1_names.md`` lists everything.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "newaxis": None,
     },
 }
-"""A heading of docs/tf1.md -> TensorFlow's name in ``tf`` -> what it is here."""
+"""A heading of docs/tf1_names.md -> TensorFlow's name in ``tf`` -> what it is here."""
 
 NAMES: dict[str, Any] = _dtypes.DTYPES | {name: what for names in GROUPS.values() for name, what in names.items()}
 """TensorFlow's name in ``tf`` -> what it is here."""

@@ -4,7 +4,7 @@
     python -m harness.tf1 -m package.module args...
     python -m harness.tf1 --check FILES OR DIRECTORIES...
 
-The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1.md for what is there and what is not.
+The program's ``import tensorflow`` lines find ``harness.tf1``; see docs/tf1_names.md for what is there and what is not.
 ``--check`` runs nothing: it tells which names of TensorFlow's the files use that are not there, where, and what to use
 instead; the exit code is 1 when there are some.
 """

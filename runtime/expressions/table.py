@@ -436,7 +436,7 @@ _COSTS = {
     64: "cholesky_update igamma igammac igamma_grad_a lu_pivots_to_permutation regularized_incomplete_beta",
     256: "polygamma zeta",
 }
-"""Operations that are many to XLA, by what they cost: docs/threat_model.md has what was measured, and what is a guess."""
+"""Operations that are many to XLA, by what they cost: docs/threat_model.md says which are measured or guessed."""
 _COST = {name: cost for cost, names in _COSTS.items() for name in names.split()}
 
 

@@ -130,7 +130,7 @@ def absent(namespace: str, name: str) -> AttributeError:
     """
     full = f"{namespace}.{name}"
     said = advice(full)
-    return AttributeError(f"{full} is not in harness.tf1{f': {said}' if said else '; docs/tf1.md lists what is'}")
+    return AttributeError(f"{full} is not in harness.tf1{f': {said}' if said else '; docs/tf1_names.md lists what is'}")
 
 
 def namespace(full: str, names: Mapping[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

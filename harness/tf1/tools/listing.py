@@ -1,4 +1,4 @@
-"""The table of all names, made from what is there; ``python -m harness.tf1.tools.listing docs/tf1.md`` writes it."""
+"""The table of all names: ``python -m harness.tf1.tools.listing docs/tf1_names.md`` writes the table anew."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 def page() -> str:
     """The generated part of the page, in Markdown."""
     parts = [_table(title, ((f"tf.{n}", v) for n, v in sorted(names.items()))) for title, names in tf.GROUPS.items()]
-    parts.append("### Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
+    parts.append("## Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
     for namespace in tf.NAMESPACES:
         module = getattr(tf, namespace)
         parts.append(_table(f"tf.{namespace}", members(namespace, module)))
@@ -36,7 +36,7 @@ def page() -> str:
                 parts.append(_table(f"tf.{namespace}.{name}", members(f"{namespace}.{name}", inner)))
     instead = INSTEAD | {f"{name}.*": what for name, what in THE_REST.items()}
     missing = "\n".join(f"| `{name}` | {advice} |" for name, advice in sorted(instead.items()))
-    parts.append(f"### What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
+    parts.append(f"## What is not there\n\n| name | instead |\n|---|---|\n{missing}\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -62,7 +62,7 @@ def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
     lines = "\n".join(f"| `{name}{signature(value)}` | {described(value)} |" for name, value in rows)
     if not lines:
         return ""
-    return f"### {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
+    return f"## {title}\n\n| name | what it is |\n|---|---|\n{lines}\n"
 
 
 def signature(value: object) -> str:

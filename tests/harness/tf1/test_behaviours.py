@@ -1,6 +1,6 @@
 """harness.tf1 gives what TensorFlow gives: the programs of ``oracle/programs.py`` beside the record of TensorFlow.
 
-What is different on purpose is in ``DIFFERENT``, and in docs/tf1.md.
+What is different on purpose is in ``DIFFERENT``, and in docs/tf1_differences.md.
 """
 
 import json
@@ -56,14 +56,14 @@ DIFFERENT: dict[str, Any] = {
     "scatter_nd_negative": _is("float32", [1.0, 0.0, 0.0]),
     "scatter_nd_beyond": _is("float32", [1.0, 0.0, 0.0]),
     "segment_sum_beyond": _is("float32", [[6.0, 8.0], [0.0, 0.0], [0.0, 0.0]]),
-    # docs/tf1.md: what XLA gives.
+    # docs/tf1_differences.md: what XLA gives.
     "floordiv_by_zero": _is("int32", [-2, 4]),
     "div_by_zero": _is("int32", [-2, 4]),
     "floormod_by_zero": _is("int32", [0, 0]),
     "mod_by_zero": _is("int32", [0, 0]),
     "truncatediv_by_zero": _is("int32", [-1, 4]),
     "truncatemod_by_zero": _is("int32", [0, 0]),
-    # docs/tf1.md: int32 / int32 is float32.
+    # docs/tf1_differences.md: int32 / int32 is float32.
     "divide_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
     # The size of a TensorArray is known before the step; what lies beyond it is left out, or NaN.
     "array_that_grows": {"error": "ValueError"},
@@ -84,7 +84,7 @@ DIFFERENT: dict[str, Any] = {
         _is("float32", [[0.5**0.5, 0.5**0.5], [0.0, 0.0]]),
     ],
     "truediv_int32": _is("float32", [3.5, -3.5, -3.5, 3.5, 16777216.0, 0.0]),
-    # docs/tf1.md: TensorFlow looks for the average, as it reuses variables, and finds none.
+    # docs/tf1_differences.md: TensorFlow looks for the average, as it reuses variables, and finds none.
     "average_of_a_variable_after_reuse_variables": _is("float32", [2.0, 4.0]),
 }
 for _kind in ("add", "sub", "update", "mul"):  # the same error, but TensorFlow has changed the rows before it

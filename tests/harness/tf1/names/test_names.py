@@ -128,7 +128,7 @@ def test_what_is_not_there_says_what_to_use_instead() -> None:
         tf.train.batch_join  # noqa: B018
     with pytest.raises(AttributeError, match="tf.nn.raw_rnn is not in harness.tf1: .*jax.lax.scan"):
         tf.nn.raw_rnn  # noqa: B018
-    with pytest.raises(AttributeError, match="tf.no_such_thing is not in harness.tf1; docs/tf1.md lists what is"):
+    with pytest.raises(AttributeError, match="tf.no_such_thing is not in harness.tf1; docs/tf1_names.md lists what is"):
         tf.no_such_thing  # noqa: B018
     assert not hasattr(tf, "keras") and hasattr(tf, "matmul") and "matmul" in dir(tf) and "relu" in dir(tf.nn)
 

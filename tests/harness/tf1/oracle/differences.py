@@ -1,6 +1,6 @@
-"""What is different on purpose, with the cases that show it: the rows of a table of docs/tf1.md.
+"""What is different on purpose, with the cases that show it: the rows of a table of docs/tf1_differences.md.
 
-``python -m tests.harness.tf1.oracle.differences docs/tf1.md`` writes that table anew; a test compares.
+``python -m tests.harness.tf1.oracle.differences docs/tf1_differences.md`` writes that table anew; a test compares.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ def test_what_is_missing_is_said_as_when_the_program_runs() -> None:
         "tensorflow.contrib.session_bundle.exporter.Exporter": "tf.contrib.session_bundle.exporter.Exporter is not in "
         "harness.tf1: jax.export",
         "tensorflow.moments": "tensorflow.moments is not in harness.tf1, but tf.nn.moments is",
-        "tensorflow.no_such_thing": "tf.no_such_thing is not in harness.tf1; docs/tf1.md lists what is",
+        "tensorflow.no_such_thing": "tf.no_such_thing is not in harness.tf1; docs/tf1_names.md lists what is",
         "tensorflow.GraphKeys.NO_SUCH_KEY": "tensorflow.GraphKeys.NO_SUCH_KEY is not in harness.tf1",
-        "tensorflow.gfile.NoSuchFile": "tf.gfile.NoSuchFile is not in harness.tf1; docs/tf1.md lists what is",
+        "tensorflow.gfile.NoSuchFile": "tf.gfile.NoSuchFile is not in harness.tf1; docs/tf1_names.md lists what is",
     }
 
 

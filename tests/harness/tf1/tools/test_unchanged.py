@@ -148,7 +148,7 @@ def test_what_is_used_of_an_absent_module_says_what_to_use_instead(installed: No
 
     with pytest.raises(AttributeError, match=r"tensorflow\.moments is not in harness\.tf1, but tf\.nn\.moments is"):
         tensorflow.moments  # noqa: B018
-    with pytest.raises(AttributeError, match="docs/tf1.md lists what is"):
+    with pytest.raises(AttributeError, match="docs/tf1_names.md lists what is"):
         tensorflow.no_such_thing  # noqa: B018
     assert tensorflow.__version__ == tf.__version__ and tensorflow.train.Saver is tf.train.Saver
 
