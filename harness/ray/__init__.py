@@ -9,7 +9,7 @@
 
     harness.ray.run(train, ps=1, workers=2, resources={"worker": {"CPU": 2, "GPU": 1}})
 
-Needs PyPI's `ray`: ``pip install ray``. docs/launch.md says what happens when something dies.
+Needs PyPI's `ray`: ``pip install ray``. docs/ray.md says what happens when something dies.
 """
 
 import importlib.util
