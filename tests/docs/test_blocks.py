@@ -26,7 +26,9 @@ SNIPPETS = sorted(
     {(block.page, tuple(sorted(block.needs))) for block in PYTHON if not block.title and not block.fragment}
 )
 """Pages, each once for every set of packages that some of its blocks need."""
-PROGRAMS = [block for block in PYTHON if block.title]
+FILES = [block for block in PYTHON if block.title]
+PROGRAMS = [block for block in FILES if "__main__" in block.code]
+"""Files of a page that are started; the others are imported by them."""
 
 
 def test_every_block_says_its_language() -> None:
@@ -92,14 +94,14 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, needs: tuple[str, ...], tm
 @pytest.mark.parametrize("block", [block for block in PROGRAMS if block.page.name == "models.md"], ids=str)
 def test_a_program_of_a_page_trains(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
-    (tmp_path / block.title).write_text(block.code)
+    save_files(block.page, tmp_path)
     assert 0.87 < accuracy(run(block, tmp_path)) <= 1
     assert harness.latest_checkpoint(str(tmp_path / "run"))
 
 
 def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None:
     (block,) = (block for block in PROGRAMS if block.title == "train_plain.py")
-    (tmp_path / block.title).write_text(block.code)
+    save_files(block.page, tmp_path)
     found = accuracy(run(block, tmp_path))
     step = harness.load_variable(str(tmp_path / "run"), "global_step")
     # The other worker's last steps may come after the chief's test, and are in the checkpoint.
@@ -111,7 +113,7 @@ def test_a_program_that_is_started_again_goes_on(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize("block", [block for block in PROGRAMS if block.page.name == "data.md"], ids=str)
 def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -> None:
     without(tuple(block.needs))
-    (tmp_path / block.title).write_text(block.code)
+    save_files(block.page, tmp_path)
     first, second = run(block, tmp_path), run(block, tmp_path)
     begun, again = begins(first), begins(second)
     assert len(begun) == len(again) == 2
@@ -119,6 +121,13 @@ def test_a_program_goes_on_with_its_data(block: Block, tmp_path: pathlib.Path) -
     # Worker 1 had left before the last checkpoint; on a busy machine one of them comes when nothing is left to do.
     assert again["0"] != begun["0"] or again["1"] != begun["1"]
     assert 0.87 < accuracy(second) <= 1
+
+
+def save_files(page: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes the files of a page into a folder, as its reader does."""
+    for block in FILES:
+        if block.page == page:
+            (folder / block.title).write_text(block.code)
 
 
 def begins(output: str) -> dict[str, str]:
