@@ -1,6 +1,6 @@
 """The end of one task's part in a run: the last save, then the report to the other tasks.
 
-``Lifecycle.finish`` calls ``end_part``, where signals wait until the call returns. docs/guarantees.md has the table of
+``Lifecycle.finish`` calls ``end_part``, where signals wait until the call returns. docs/endings.md has the table of
 the ways in which a run can end.
 """
 
