@@ -113,7 +113,7 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
     worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker))
     worker.store.replace(values)
     worker.rendezvous.resumed = True
-    worker.checkpoint_participant.resume()
+    worker.checkpoint_participant.jobs.resumed = True
     if run is not None:
         worker.store.run.take_up(run)
     return answered

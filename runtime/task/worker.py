@@ -152,7 +152,7 @@ class Worker:
             if replaced
             else UnavailableError("its server has stopped", task=self.task)
         )
-        self.checkpoint_participant.close()
+        self.checkpoint_participant.jobs.close()
         self.program_watch.close()
         self.store.run.close(self._gone)
 
@@ -403,7 +403,7 @@ class Worker:
         else:
             self.store.run.lost_contact()
         why = "its session was closed" if goodbye else "its client has been gone for too long"
-        self.checkpoint_participant.gone(session, why)
+        self.checkpoint_participant.jobs.end_session(session, why)
         self.cancel(session, why)
         if goodbye and self.primary is not None:
             self.primary.forget(session)

@@ -18,7 +18,7 @@ import harness
 import runtime as rt
 from harness.checkpoints import names
 from runtime.checkpoint import pacing, streaming
-from runtime.checkpoint.participant import UNUSED_SECS
+from runtime.checkpoint.jobs import UNUSED_SECS
 from runtime.lowlevel import RunRecords
 from runtime.master import tasks
 from runtime.proto import services_pb2 as pb
@@ -234,7 +234,7 @@ def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
         command = ["python", "-m", "tests.harness.checkpoints.stream_chief", json.dumps(cluster), f"{tmp_path}/m", what]
         with Program(*command) as chief:
             chief.expect("^in the middle$")
-            (job,) = ps.worker.checkpoint_participant._jobs.values()
+            (job,) = ps.worker.checkpoint_participant.jobs._jobs.values()
             assert any(isinstance(a, np.ndarray) for a in job.arrays) or job.incoming
         assert job.ended.wait(60)  # ten seconds after its connections broke
         assert "gone for too long" in job.why
@@ -246,7 +246,7 @@ def test_a_chief_that_dies_in_the_middle_leaves_nothing_held(
             assert saver.restore_latest(sess, str(tmp_path)) == f"{tmp_path}/m/1"
             assert [x[0] for x in sess.run([v["a"], v["b"]])] == [1, 2]
             assert saver.save(sess, tmp_path / "m", 2) == f"{tmp_path}/m/2"
-            assert not ps.worker.checkpoint_participant._jobs
+            assert not ps.worker.checkpoint_participant.jobs._jobs
     assert sorted(n for n in os.listdir(tmp_path / "m") if n.isdigit()) == ["1", "2"]
     assert not [n for n in os.listdir(tmp_path / "m") if "tmp" in n]
 
@@ -269,7 +269,7 @@ def test_a_full_disk_of_the_chief_ends_the_save_and_frees_what_the_ps_holds(
                     saver.save(sess, tmp_path / "m", 2)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert not ps.worker.checkpoint_participant._jobs
+            assert not ps.worker.checkpoint_participant.jobs._jobs
             assert os.listdir(tmp_path / "m") == ["1"] and saver.last_checkpoints == [good]
             sess.run(v["a"].assign(ckit.filled(2, 8 * MIB)).op)
             assert harness.load_variable(saver.save(sess, tmp_path / "m", 2), "a")[0] == 2
@@ -344,11 +344,11 @@ def test_a_job_that_no_order_names_is_ended_by_the_next_order(tmp_path: pathlib.
                 names.slices_of(sess, names.saved_variables(list(v.values())), stream=True)
             )
             participant = made["/job:ps/task:0"].worker.checkpoint_participant
-            (job,) = participant._jobs.values()
+            (job,) = participant.jobs._jobs.values()
             job.used_at -= UNUSED_SECS + 1
             saver = harness.Saver(transfer="stream")
             saver.save(sess, tmp_path / "m", 1)
-            assert job.ended.is_set() and not participant._jobs
+            assert job.ended.is_set() and not participant.jobs._jobs
             (tmp_path / "late").mkdir()
             with pytest.raises(rt.AbortedError, match="/job:ps/task:0: .*no order has named it"):
                 sess.checkpoint_coordinator.write(snapshot, str(tmp_path / "late"), stream=True)
@@ -364,7 +364,7 @@ def test_a_job_is_there_for_its_own_orders_however_late(tmp_path: pathlib.Path) 
             coordinator = sess.checkpoint_coordinator
             snapshot = coordinator.snapshot(names.slices_of(sess, names.saved_variables(list(v.values()))))
             coordinator.write(snapshot, str(tmp_path))
-            (job,) = made["/job:ps/task:0"].worker.checkpoint_participant._jobs.values()
+            (job,) = made["/job:ps/task:0"].worker.checkpoint_participant.jobs._jobs.values()
             job.used_at -= UNUSED_SECS + 1
             coordinator.confirm(snapshot)
             assert not job.ended.is_set()

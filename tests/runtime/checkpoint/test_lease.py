@@ -42,7 +42,7 @@ def test_a_killed_client_leaves_no_job(tmp_path: pathlib.Path, monkeypatch: pyte
                 client = start("python", "-m", module, json.dumps(cluster), kind, str(tmp_path), order)
                 client.expect("^in the middle$")
                 client.kill()
-            jobs = list(participant._jobs.values())
+            jobs = list(participant.jobs._jobs.values())
             assert len(jobs) == len(CLIENTS)
             with pytest.raises(rt.ResourceExhaustedError, match="checkpoint_jobs"):
                 saver.save(session, tmp_path / "m", 2)
@@ -50,7 +50,7 @@ def test_a_killed_client_leaves_no_job(tmp_path: pathlib.Path, monkeypatch: pyte
             held = [weakref.ref(array) for job in jobs for array in job.arrays if array is not None]
             assert held
             del jobs
-            until(lambda: not participant._jobs, "the end of the jobs")
+            until(lambda: not participant.jobs._jobs, "the end of the jobs")
             until(lambda: gc.collect() >= 0 and not any(array() is not None for array in held), "their memory")
             for number in range(2, 2 + 2 * len(CLIENTS)):
                 saver.save(session, tmp_path / "m", number)
@@ -85,4 +85,4 @@ def test_an_order_that_comes_after_its_job_was_dropped_is_refused() -> None:
         they.order(pause=ORDER.Pause(job=7, seconds=5.0))
         with refused(grpc.StatusCode.ABORTED, "it was dropped"):
             they.order(take=ORDER.Take(job=7))
-        assert not server.worker.checkpoint_participant._jobs
+        assert not server.worker.checkpoint_participant.jobs._jobs

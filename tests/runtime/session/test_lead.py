@@ -222,14 +222,14 @@ def test_the_first_order_of_a_chief_waits_for_what_the_one_before_still_writes(
         saver = harness.Saver()
         participant = cluster[PS[0]].worker.checkpoint_participant
         snapshot = olds.checkpoint_coordinator.snapshot(names.slices_of(olds, saver._variables(rt.get_default_graph())))
-        job = participant._jobs[snapshot.job]
-        with participant._worked_on(job, Cancellation(), "writes"):
+        job = participant.jobs._jobs[snapshot.job]
+        with participant.jobs.reserve(job, Cancellation(), "writes"):
             news.authority.lead_with(new.claim())  # a claim waits for nothing
             assert not job.ended.is_set()
-            monkeypatch.setattr("runtime.checkpoint.participant.JOIN_SECS", 0.05)
+            monkeypatch.setattr("runtime.checkpoint.jobs.JOIN_SECS", 0.05)
             for _ in range(2):
                 with pytest.raises(rt.UnavailableError, match="an earlier chief's job still writes"):
                     saver.save(news, tmp_path / "m", 1)
             assert job.ended.is_set()
         saver.save(news, tmp_path / "m", 1)
-        assert not participant._jobs
+        assert not participant.jobs._jobs
