@@ -6,7 +6,6 @@
 
 import os
 import select
-import shutil
 import socket
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,12 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.errors import OpError, ResourceExhaustedError
-from runtime.wire import socket_dirs
 from runtime.wire.connection import Connection, Handler, Reply, ServerContext, State, notify
-from runtime.wire.endpoint import Endpoint, fast_path_enabled, host_id
+from runtime.wire.endpoint import Endpoint, host_id
+from runtime.wire.listening import ListeningSockets
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
-_BACKLOG: Final = 1024
 _TURN_SECS: Final = 1.0
 """Longest wait of the listener's thread for news, in seconds."""
 _TIDY_SECS: Final = 0.25
@@ -41,8 +39,6 @@ _JOIN_SECS: Final = 5.0
 """Seconds to wait for the end of a thread."""
 _TROUBLE_SECS: Final = 0.1
 """Pause in seconds after a connection that could not be served for want of something, so as not to spin."""
-_PORT_TRIES: Final = 5
-"""Attempts to find a port that is free at all addresses."""
 _NEWS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 
@@ -105,15 +101,9 @@ class TensorServer:
         self._context = context
         self._limits = context.limits
         self.lanes = context.lanes
-        self._hosts = hosts
-        self._port = port
-        self._unix = unix and fast_path_enabled()
+        self._listening = ListeningSockets(hosts, port, unix=unix)
         self._lane_memory_secs = lane_memory_secs
         self._gone_secs = gone_secs
-        # The socket and its directory; None while there is no Unix socket.
-        self._unix_path: str | None = None
-        self._unix_directory: str | None = None
-        self._listeners: dict[int, socket.socket] = {}
         # Guards `_past` and the removal from `_connections` together, so that `counters` counts each connection once.
         self._lock = concurrency.Lock()
         self._connections: dict[int, Connection] = {}
@@ -154,12 +144,12 @@ class TensorServer:
     @property
     def port(self) -> int:
         """The TCP port; the real port once started."""
-        return self._port
+        return self._listening.port
 
     @property
     def unix_path(self) -> str | None:
         """The path of the Unix socket while the server runs; None without one."""
-        return self._unix_path
+        return self._listening.unix_path
 
     @property
     def counters(self) -> ServerCounters:
@@ -175,7 +165,7 @@ class TensorServer:
         Args:
             host: Name or address by which clients reach this host.
         """
-        return Endpoint(host, self._port, self._unix_path, host_id(), self._context.incarnation)
+        return Endpoint(host, self.port, self.unix_path, host_id(), self._context.incarnation)
 
     def start(self) -> None:
         """Opens the listeners and starts to serve.
@@ -186,18 +176,13 @@ class TensorServer:
         """
         if self._thread is not None or self._context.stopping.is_set():
             raise RuntimeError("a TensorServer starts once; make another")
-        listeners = self._listen_tcp()
-        self._port = listeners[0].getsockname()[1]
-        if self._unix:
-            listeners += self._listen_unix()
-        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._listening.open()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        for listener in listeners:
-            listener.setblocking(False)
+        for listener in self._listening.sockets:
             self._epoll.register(listener, select.EPOLLIN)
-        self._threads.owner = f"tensor port {self._port}"
+        self._threads.owner = f"tensor port {self.port}"
         self._thread = self._threads.start(self._run, name=self._threads.owner)
 
     def silent_secs(self, client: int) -> float | None:
@@ -232,23 +217,7 @@ class TensorServer:
         self._turn()
         self._thread.join(_JOIN_SECS)
         connections = [c for c in self._connections.values() if c.thread is not None]
-        for connection in connections:
-            # A TLS client receives its goodbye from the connection's own thread, within a tick.
-            if not connection.busy and not (leaving and connection.is_tls):
-                if leaving:
-                    connection.send_goodbye()
-                connection.interrupt()
-        # Calls under way may take until the deadline. The end of each call sets `progress`.
-        while any(connection.busy for connection in connections) and (left := deadline - concurrency.monotonic()) > 0:
-            self._context.progress.wait(left)
-            self._context.progress.clear()
-        for connection in connections:
-            if leaving and not connection.busy:
-                # A connection that was busy says goodbye from its own thread.
-                connection.join(_GOODBYE_SECS)
-            connection.interrupt()
-            if connection.busy:
-                connection.notify_handler()
+        self._end_connections(connections, deadline, leaving)
         # A handler that does not return keeps its thread and its socket.
         limit = concurrency.monotonic() + _JOIN_SECS
         for connection in connections:
@@ -259,55 +228,27 @@ class TensorServer:
         assert self._epoll is not None
         self._epoll.close()
         os.close(self._wake)
-        if self._unix_directory is not None:
-            shutil.rmtree(self._unix_directory, ignore_errors=True)
-        self._unix_path = None
+        self._listening.remove_path()
 
-    def _listen_tcp(self) -> list[socket.socket]:
-        # All addresses have one port: a port that is free at the first may be taken at the next.
-        for left in reversed(range(1 if self._port else _PORT_TRIES)):
-            listeners: list[socket.socket] = []
-            port = self._port
-            try:
-                for host in self._hosts:
-                    listeners.append(self._listen_at(host, port))
-                    port = listeners[0].getsockname()[1]
-            except BaseException as error:
-                for listener in listeners:
-                    listener.close()
-                if not (left and listeners and isinstance(error, OSError)):
-                    raise
-            else:
-                return listeners
-        raise AssertionError("the last try gives listeners or raises")
-
-    def _listen_at(self, host: str, port: int) -> socket.socket:
-        if host in ("", "::") and socket.has_dualstack_ipv6():
-            try:
-                return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-            except OSError as error:
-                # The system has IPv6, and does not let this process use it: IPv4 alone will do.
-                if port:
-                    logging.debug("No IPv6 for the tensor port: %s", error)
-                host = ""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-
-    def _listen_unix(self) -> list[socket.socket]:
-        socket_dirs.sweep()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._unix_directory = socket_dirs.make_directory()
-            path = os.path.join(self._unix_directory, socket_dirs.SOCKET_NAME)
-            listener.bind(path)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            # Also raised for a temporary directory with too long a name.
-            listener.close()
-            logging.info("No Unix socket for tensors: %s", error)
-            return []
-        self._unix_path = path
-        return [listener]
+    def _end_connections(self, connections: list[Connection], deadline: float, leaving: bool) -> None:
+        """Waits for the calls under way until the deadline, and cuts all connections."""
+        for connection in connections:
+            # A TLS client receives its goodbye from the connection's own thread, within a tick.
+            if not connection.busy and not (leaving and connection.is_tls):
+                if leaving:
+                    connection.send_goodbye()
+                connection.interrupt()
+        # The end of each call sets `progress`.
+        while any(connection.busy for connection in connections) and (left := deadline - concurrency.monotonic()) > 0:
+            self._context.progress.wait(left)
+            self._context.progress.clear()
+        for connection in connections:
+            if leaving and not connection.busy:
+                # A connection that was busy says goodbye from its own thread.
+                connection.join(_GOODBYE_SECS)
+            connection.interrupt()
+            if connection.busy:
+                connection.notify_handler()
 
     def _turn(self) -> None:
         # Wakes the listener's thread.
@@ -315,7 +256,7 @@ class TensorServer:
 
     def _run(self) -> None:
         assert self._epoll is not None
-        stopping = self._context.stopping
+        stopping, listeners = self._context.stopping, self._listening.sockets
         try:
             while not stopping.is_set():
                 try:
@@ -326,9 +267,9 @@ class TensorServer:
                     self._turned_at = now
                     found = self._epoll.poll(_TURN_SECS)
                     # Newcomers last: theirs may be the descriptor of a connection that gives way to them.
-                    for fd, events in sorted(found, key=lambda event: event[0] in self._listeners):
-                        if fd in self._listeners:
-                            self._accept_some(self._listeners[fd])
+                    for fd, events in sorted(found, key=lambda event: event[0] in listeners):
+                        if fd in listeners:
+                            self._accept_some(listeners[fd])
                         elif fd == self._wake:
                             os.eventfd_read(fd)
                         elif (connection := self._connections.get(fd)) is not None:
@@ -342,11 +283,10 @@ class TensorServer:
                         self._tidy(now)
                 except Exception:
                     # The thread survives every error: clients that are connected, and those to come, need it.
-                    logging.exception("The tensor port %d goes on after an error", self._port)
+                    logging.exception("The tensor port %d goes on after an error", self.port)
                     stopping.wait(_TROUBLE_SECS)
         finally:
-            for listener in self._listeners.values():
-                listener.close()
+            self._listening.close()
             for connection in list(self._connections.values()):
                 if connection.state < State.ENTERING:
                     self._remove(connection)
