@@ -151,7 +151,7 @@ def test_tls_is_1_2_at_least(
 def test_the_unix_socket_is_for_the_same_user_and_stays_plain(training: Training) -> None:
     peer = Peer(PS, lambda timeout: training.endpoint("unix"), 7, lambda timeout: None)
     lane = peer.acquire()
-    assert lane._sock is not None and lane._sock.family == socket.AF_UNIX
+    assert lane._link.sock is not None and lane._link.sock.family == socket.AF_UNIX
     peer.release(lane)
     peer.close()
 

@@ -139,7 +139,7 @@ def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer,
 
 def is_unix(lane: Lane) -> bool:
     """Returns True if a lane goes by a Unix socket."""
-    return lane._sock is not None and lane._sock.family == socket.AF_UNIX
+    return lane._link.sock is not None and lane._link.sock.family == socket.AF_UNIX
 
 
 class ServerProcess(Task):

@@ -86,7 +86,7 @@ def pair(no_open_ends, request, certificates):
 def test_way_is_the_one_asked_for(pair):
     lane = pair.peer.acquire()
     assert kit.is_unix(lane) == (pair.way == "unix")
-    assert isinstance(lane._sock, ssl.SSLSocket) == (pair.way == "tls")
+    assert isinstance(lane._link.sock, ssl.SSLSocket) == (pair.way == "tls")
     assert lane.incarnation == pair.peer.incarnation == 77
     pair.peer.release(lane)
 

@@ -131,7 +131,8 @@ def test_a_goodbye_right_behind_the_answer_to_a_ping_is_seen() -> None:
     lane = Lane(peer._dialer, 1)
     here, there = socket.socketpair()
     with here, there:
-        lane._sock, lane._sendmsg, lane._recvmsg_into = here, here.sendmsg, here.recvmsg_into
+        link = lane._link
+        link.sock, link.sendmsg, link.recvmsg_into = here, here.sendmsg, here.recvmsg_into
         there.sendall(frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0) + frames.LEAVES)
         lane.ping(time.monotonic() + 60)
         assert lane.has_left()
