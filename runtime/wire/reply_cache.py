@@ -119,6 +119,14 @@ class LaneRecord(Generic[Kept]):
             self._changed.notify_all()
             return before
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self.lock:
+            assert self.owner is None or self.attempt >= 0
+            assert not (self._running and self._kept is not None), "a call runs whose reply is kept"
+            assert self._kept is None or self.seq > 0
+            assert self._waiting >= 0
+
 
 class LaneTable(Generic[Kept]):
     """The memories of all lanes of a server, by client id and lane number.
@@ -248,7 +256,9 @@ class LaneTable(Generic[Kept]):
             if record.owner is not owner:
                 return
             record.take_over(None, record.attempt, now)
-            if client in self._left and not record.seq:
+            # The client may be back, with a memory of its own.
+            is_known = self._clients.get(client, {}).get(lane) is record
+            if is_known and client in self._left and not record.seq:
                 self._drop(client, lane)
 
     def _drop(self, client: int, lane: int) -> None:
@@ -305,6 +315,19 @@ class LaneTable(Generic[Kept]):
         """Returns True if a client has a connection now."""
         with self._lock:
             return any(record.owner is not None for record in self._clients.get(client, {}).values())
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        with self._lock:
+            assert all(self._clients.values()), "a client without lanes is known"
+            assert self._who.keys() <= self._clients.keys()
+            records = [record for lanes in self._clients.values() for record in lanes.values()]
+            owners = [id(record.owner) for record in records if record.owner is not None]
+            assert len(owners) == len(set(owners)), "a connection speaks for two lanes"
+            for record in records:
+                record.validate()
+            for client in self._given_up & self._clients.keys():
+                assert all(record.owner is None for record in self._clients[client].values())
 
     def expire(self, before: float) -> None:
         """Drops the lanes whose last connection closed before ``before``."""

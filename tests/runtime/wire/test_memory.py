@@ -5,11 +5,13 @@ import pytest
 from hypothesis import strategies as st
 
 from runtime.errors import FailedPreconditionError
-from runtime.wire.reply_cache import LaneTable, Superseded
+from runtime.limits import Limits
+from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
 
 
 class Client:
     gone = False
+    heard_at = 0.0
 
 
 def test_new_lane_runs_and_is_answered_from_memory():
@@ -104,6 +106,17 @@ def test_forget_and_expire():
     assert table.attach(0, 1, 5, owners[0], 0.0)[1], "a connected lane does not expire"
 
 
+def test_late_close_spares_a_client_that_is_back():
+    """A connection that closes after its client's goodbye takes no lane from a newer connection."""
+    table: LaneTable[str] = LaneTable()
+    a, b = Client(), Client()
+    record, _, _ = table.attach(1, 1, 1, a, 0.0)
+    table.forget(1, None, 1.0)
+    table.attach(1, 1, 2, b, 2.0)
+    table.detach(1, 1, record, a, 3.0)
+    assert table.connected(1)
+
+
 @hypothesis.given(st.lists(st.sampled_from(["call", "cut before", "cut after", "stale"]), max_size=40))
 def test_every_remembered_call_runs_once(events):
     # A client that repeats a call until it is answered, on a network that cuts where it is told to.
@@ -135,3 +148,53 @@ def test_every_remembered_call_runs_once(events):
             record, known, _ = table.attach(1, 1, attempt, owner, 0.0)
             assert known
     assert all(count == 1 for count in runs.values())
+
+
+_TURNS = st.tuples(
+    st.sampled_from(["attach", "detach", "begin", "finish", "forget", "leave", "give_up", "expire"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+)
+
+
+@hypothesis.given(st.lists(_TURNS, max_size=60))
+def test_lane_table_keeps_its_invariants(turns):
+    """A connection that is neither closed nor superseded keeps its lane until its client leaves."""
+    limits = Limits(connections=32)
+    table: LaneTable[str] = LaneTable(limits)
+    # By client and lane: the connection with its record. Connections whose lane was forgotten stay open.
+    held: dict[tuple[int, int], tuple[Client, LaneRecord[str]]] = {}
+    stray: list[tuple[int, int, Client, LaneRecord[str]]] = []
+    running: list[LaneRecord[str]] = []
+    for now, (what, client, lane) in enumerate(turns, 1):
+        key = client, lane
+        owner, record = held.get(key, (None, None))
+        if what == "attach":
+            connection = Client()
+            found, _, before = table.attach(client, lane, now, connection, now)
+            assert before is owner
+            held[key] = connection, found
+        elif what == "detach" and stray and lane == 2:
+            table.detach(stray[0][0], stray[0][1], stray[0][3], stray[0][2], now)
+            del stray[0]
+        elif what == "detach" and record is not None:
+            table.detach(client, lane, record, owner, now)
+            del held[key]
+        elif what == "begin" and record is not None and record not in running:
+            if record.begin(owner, max(1, record.seq + now % 2)) is None:
+                running.append(record)
+        elif what == "finish" and running:
+            running.pop(0).finish("kept" if lane else None)
+        elif what in ("forget", "leave"):
+            lanes = [key] if what == "forget" else [(client, other) for other in range(3)]
+            stray += [(*gone, *held.pop(gone)) for gone in lanes if gone in held]
+            table.forget(client, lane if what == "forget" else None, now)
+        elif what == "give_up":
+            connected = {client for client, _ in held}
+            assert not connected.intersection(table.give_up(now - lane))
+        elif what == "expire":
+            table.expire(now - 5 * lane)
+        table.validate()
+        for (client, lane), (owner, record) in held.items():
+            assert table.connected(client) and record.owner is owner
+            assert table._clients[client][lane] is record
