@@ -28,7 +28,7 @@ class Substep:
 
 
 def split_step(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor]) -> tuple[Substep, ...]:
-    """Splits a step with Python calls into substeps, in their order. A step without Python calls has none.
+    """Splits a step with Python calls into substeps, in their order. A step without Python calls is one substep.
 
     A Python call runs as soon as possible. All other operations run as late as possible. So most steps are calls, and
     then one step as if the outputs of the calls were fed.
@@ -38,7 +38,7 @@ def split_step(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor])
     """
     needed = prune_graph(fetches, feeds)
     if not any(map(_is_call, needed.operations)):
-        return ()
+        return (Substep(tuple(fetches), tuple(feeds), frozenset(), ()),)
     numbers, last = _number_operations(needed)
     kept = _find_kept(needed, numbers) | set(map(_find_operation, fetches))
     fed = set(feeds)

@@ -3,19 +3,77 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 from absl import logging
 
+from runtime import concurrency
 from runtime.errors import InvalidArgumentError
-from runtime.graph.graph import Operation, Tensor
+from runtime.graph.graph import FeedDict, Graph, Operation, Tensor
 from runtime.graph.op_kinds import Feed
 from runtime.graph.ops import as_array, is_tensor, kind_of
-from runtime.tensor_spec import Array, DType, shape_fits
+from runtime.tensor_spec import Array, DType, TensorSpec, shape_fits
 
+WARN_SHAPES = 32
+"""Shapes of one placeholder after which a session warns that each shape is compiled anew."""
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Placeholders that were fed what their dtype cannot hold, of which a warning was logged."""
+
+
+def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[Array]]:
+    """Returns the tensors and the arrays of a ``feed_dict``.
+
+    Args:
+        graph: the graph of the step.
+        feed_dict: the user's values, by tensor, variable or name.
+
+    Raises:
+        TypeError: a key is no tensor of the graph, or a value does not suit its tensor.
+        InvalidArgumentError: a tensor is fed twice, or a shape does not fit.
+    """
+    if not isinstance(feed_dict, Mapping):
+        raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
+    fed: dict[Tensor, Array] = {}
+    for key, value in feed_dict.items():
+        tensor = key if type(key) is Tensor and key.op.graph is graph else _find_fed_tensor(graph, key)
+        if tensor in fed:
+            raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
+        fed[tensor] = feed_value(tensor, value)
+    return tuple(fed), list(fed.values())
+
+
+def _find_fed_tensor(graph: Graph, key: object) -> Tensor:
+    try:
+        element = graph.as_graph_element(key)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
+    if not isinstance(element, Tensor):
+        raise TypeError(f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs")
+    return element
+
+
+class ShapeWatch:
+    """The shapes that each tensor was fed with, counted to warn of shapes without end. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = concurrency.Lock()
+        self._seen: dict[Tensor, set[tuple[int, ...]]] = {}
+
+    def note(self, specs: Mapping[Tensor, TensorSpec]) -> None:
+        """Counts the shapes of a step, and logs a warning at each multiple of ``WARN_SHAPES``."""
+        with self._lock:
+            for tensor, spec in specs.items():
+                seen = self._seen.setdefault(tensor, set())
+                before = len(seen)
+                seen.add(spec.shape)
+                if before < len(seen) and len(seen) % WARN_SHAPES == 0:
+                    logging.warning(
+                        "%r was fed with %d different shapes, and each one is compiled anew: pad to a few sizes",
+                        tensor.name,
+                        len(seen),
+                    )
 
 
 def feed_value(tensor: Tensor, value: object) -> Array:

@@ -1,14 +1,19 @@
-"""Session: a client's connection to a cluster. Fetches in, values out."""
+"""Sessions: a session plans the steps of a graph, and has a master run the steps.
+
+One step, in order: ``run`` finds the plan of its fetches and feed shapes, or makes and registers a plan. The master
+(``runtime/master/master.py``) sends the stages to their tasks. A task (``runtime/task/worker.py``) runs a stage on its
+store. The values return the same way.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -52,7 +57,7 @@ from runtime.plan.prune import prune_graph
 from runtime.plan.substeps import Substep, split_step
 from runtime.session.engine import Engine, PlanHandle, RemoteEngine, sign_errors
 from runtime.session.engine import reset as reset_master
-from runtime.session.feeds import feed_value
+from runtime.session.feeds import ShapeWatch, read_feeds
 from runtime.session.in_process import PrivateServer
 from runtime.session.lead import Authority
 from runtime.session.run_options import RunMetadata, RunOptions, describe_outputs
@@ -66,28 +71,74 @@ if TYPE_CHECKING:
 
 _Placed = TypeVar("_Placed", bound="Variable | Tensor")
 
+_Value = TypeVar("_Value")
+
 MAX_PLANS = 256
-"""Plans that a session keeps; the least recently used plan goes first."""
-WARN_SHAPES = 32
-"""Shapes of one placeholder after which a session warns that each shape is compiled anew."""
+"""Plans that a session keeps. The least recently used plan is dropped first."""
+
+
+class _Recent(Generic[_Value]):
+    """The values by key that were used last, ``MAX_PLANS`` at most."""
+
+    def __init__(self) -> None:
+        self._lock = concurrency.Lock()
+        self._items: OrderedDict[Hashable, _Value] = OrderedDict()
+
+    def find(self, key: Hashable) -> _Value | None:
+        """Returns a value, None if there is none."""
+        found = self._items.get(key)
+        # Each step looks up its plan, so the lookup takes no lock. Another thread may drop the value meanwhile. The
+        # caller still has the value.
+        try:
+            if found is not None:
+                self._items.move_to_end(key)
+        except KeyError:
+            return found
+        return found
+
+    def keep(self, key: Hashable, value: _Value) -> None:
+        """Adds a value, and drops the value that was not used for the longest time."""
+        with self._lock:
+            self._items[key] = value
+            while len(self._items) > MAX_PLANS:
+                self._items.popitem(last=False)
+
+    def list_items(self) -> dict[Hashable, _Value]:
+        """Returns all values by key, the values that were used last at the end."""
+        with self._lock:
+            return dict(self._items)
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A fetch structure with these feed shapes, planned and registered."""
+    """A substep with its feed shapes, planned and registered.
+
+    Attributes:
+        handle: the engine's handle of the plan.
+        plan: the plan.
+        part: the substep.
+        given: fetches whose values come with the step. The caller receives copies.
+    """
 
     handle: PlanHandle
     plan: Plan
-    flat: bool  # the fetches are a list of single things
-    given: tuple[int, ...]  # fetches whose values come with the step: the caller gets copies of them
+    part: Substep
+    given: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Split:
-    """A fetch structure with Python calls: its leaves, and the substeps in which it is run."""
+    """A fetch structure: its leaves, and the substeps of the step. Without Python calls there is one substep."""
 
     elements: tuple[Tensor | Operation, ...]
     substeps: tuple[Substep, ...]
+
+
+class _TreeKey(NamedTuple):
+    """The key of a fetch structure that is neither a leaf nor a list of leaves."""
+
+    tree: PyTreeDef
+    leaves: tuple[object, ...]
 
 
 class Session:
@@ -148,13 +199,15 @@ class Session:
             self._engine.home,
             self.config.allow_soft_placement,
         )
-        self._authority = Authority(self._engine.send_run_order)
-        self._checkpoint_coordinator = CheckpointCoordinator(self._engine, self._authority.over)
-        self._lock = concurrency.Lock()
-        self._plans: OrderedDict[Hashable, _Prepared] = OrderedDict()
-        self._splits: OrderedDict[Hashable, _Split] = OrderedDict()
+        self.authority = Authority(self._engine.send_run_order)
+        """The leadership of this session's orders to tasks."""
+        self.checkpoint_coordinator = CheckpointCoordinator(self._engine, self.authority.over)
+        """The coordinator that saves and restores variables on their tasks."""
+        self._plans: _Recent[_Prepared] = _Recent()
+        self._splits: _Recent[_Split] = _Recent()
         self._taken: dict[Hashable, Plan] = {}
-        self._shapes_seen: dict[Tensor, set[tuple[int, ...]]] = {}
+        """Plans that another session has made, and that this session has not registered yet."""
+        self._shapes = ShapeWatch()
         self._closed = False
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -171,12 +224,13 @@ class Session:
         """Runs one step and returns the values of ``fetches``.
 
         Args:
-            fetches: a tensor, variable, operation or name of one, or any pytree (list, tuple, dict, dataclass ...) of
-                these. An operation gives None.
-            feed_dict: values for placeholders, or for any other tensor; keys are tensors, variables or names.
-            options: such as ``RunOptions(trace_level=RunOptions.FULL_TRACE)``.
-            run_metadata: filled with what a traced step did; emptied by one that is not traced.
-            timeout_secs: time limit of this step; the session's own by default.
+            fetches: A tensor, variable, operation or name, or any pytree (list, tuple, dict, dataclass ...) of these.
+                The value of an operation is None.
+            feed_dict: Values for placeholders, or for any other tensor. Keys are tensors, variables or names.
+            options: Options such as ``RunOptions(trace_level=RunOptions.FULL_TRACE)``.
+            run_metadata: Receives the statistics of a traced step. A step without a trace empties the message.
+            timeout_secs: Time limit of this step; the session's own by default. A step with Python calls has this limit
+                for each of its substeps.
 
         Returns:
             The structure of ``fetches`` with a numpy array (a numpy scalar for shape ``()``, ``bytes`` for a string)
@@ -184,223 +238,156 @@ class Session:
 
         Raises:
             FailedPreconditionError: The session was made before a fork, in the parent process.
-            OpError: A step failed: the class says how, and the message names the task, variable or placeholder.
+            OpError: A step failed. The class is the kind of failure, and the message names the task, variable or
+                placeholder.
+
+        Example:
+            >>> import runtime as rt
+            >>> with rt.Graph().as_default() as graph, rt.Session(graph=graph) as session:
+            ...     x = rt.placeholder("float32", [])
+            ...     found = session.run({"double": x * 2, "square": [x * x]}, {x: 3.0})
+            >>> float(found["double"]), float(found["square"][0])
+            (6.0, 9.0)
         """
         if self._closed:
             raise ClosedSessionError(self.id)
         self._home.check()
-        if self.config.operation_timeout_secs is not None and timeout_secs is None:
+        if timeout_secs is None:
             timeout_secs = self.config.operation_timeout_secs
-        tensors, values = self._feeds(feed_dict) if feed_dict else ((), [])
-        key = (_fetch_key(fetches), tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)]))
-        prepared = self._planned(key, fetches)
+        if options is not None or run_metadata is not None:
+            timeout_secs, run_metadata = _read_options(options, run_metadata, timeout_secs)
+        tensors, values = read_feeds(self.graph, feed_dict) if feed_dict else ((), [])
+        fetch_key = _fetch_key(fetches)
+        key = fetch_key, tuple([(t, v.shape) for t, v in zip(tensors, values, strict=True)])
+        try:
+            prepared = self._plans.find(key)
+        # A leaf that cannot be hashed is no element of a graph. The lookup of the elements names the leaf.
+        except TypeError:
+            self._find_elements(fetches)
+            raise
         if prepared is None:
-            split = self._split(key[0], fetches, tensors)
-            if split is not None:
-                out = self._run_split(split, tensors, values, options, run_metadata, timeout_secs)
-                return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
-            prepared = self._prepare(key, fetches, tensors, values)
-        if options is None and run_metadata is None:
-            results = self._engine.run(prepared.handle, values, timeout_secs)
-        else:
-            results = self._run_with(options, run_metadata, prepared, fetches, tensors, values, timeout_secs)
-        for i in prepared.given:
-            results[i] = np.array(results[i])
-        out = [None if r is None else _to_user(r) for r in results]
-        if prepared.flat:
-            return out
-        return out[0] if _is_leaf(fetches) else jax.tree.unflatten(_structure(fetches)[1], out)
+            split = self._split(fetch_key, fetches, tensors)
+            first = split.substeps[0]
+            if first is not split.substeps[-1] or first.calls:
+                fed = dict(zip(tensors, values, strict=True))
+                return _pack_values(fetch_key, self._run_split(split, fed, timeout_secs, run_metadata))
+            prepared = self._prepare(key, first, values)
+        results = self._run_prepared(prepared, values, timeout_secs, run_metadata)
+        return _pack_values(fetch_key, [None if r is None else _to_user(r) for r in results])
 
-    def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split | None:
-        """Returns the substeps of a step with Python calls; None for any other step, which pays for this once."""
-        key = (fetch_key, tensors)
-        with self._lock:
-            found = self._splits.get(key)
-            if found is not None:
-                self._splits.move_to_end(key)
-                return found
-        elements = [self._element(leaf) for leaf in _structure(fetches)[0]]
-        parts = split_step(elements, tensors)
-        if not parts:
-            return None
-        found = _Split(tuple(elements), parts)
-        with self._lock:
-            self._splits[key] = found
-            while len(self._splits) > MAX_PLANS:
-                self._splits.popitem(last=False)
+    def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split:
+        key = fetch_key, tensors
+        found = self._splits.find(key)
+        if found is None:
+            elements = tuple(self._find_elements(fetches))
+            found = _Split(elements, split_step(elements, tensors))
+            self._splits.keep(key, found)
         return found
 
     def _run_split(
         self,
-        step: _Split,
-        tensors: Sequence[Tensor],
-        values: list[Array],
-        options: RunOptions | None,
-        run_metadata: RunMetadata | None,
+        split: _Split,
+        fed: Mapping[Tensor, Array],
         timeout_secs: float | None,
-    ) -> list[Any]:
-        """Runs a step with Python calls, one substep after the other; ``options`` are those of the last one."""
-        known: dict[Tensor, Any] = dict(zip(tensors, values, strict=True))
-        for part in step.substeps:
+        run_metadata: RunMetadata | None,
+    ) -> list[object]:
+        """Runs a step with Python calls, one substep after the other. A trace shows the last substep."""
+        known: dict[Tensor, Any] = dict(fed)
+        for part in split.substeps:
             if part.fetches:
-                given = [np.asarray(known[t]) for t in part.feeds]
-                key = (part, tuple(v.shape for v in given))
-                fetched = list(part.fetches)
-                prepared = self._planned(key, fetched) or self._prepare(key, fetched, part.feeds, given, part.done)
-                if part is not step.substeps[-1] or options is None and run_metadata is None:
-                    results = self._engine.run(prepared.handle, given, timeout_secs)
-                else:
-                    results = self._run_with(
-                        options, run_metadata, prepared, fetched, part.feeds, given, timeout_secs, part.done
-                    )
+                values = [np.asarray(known[t]) for t in part.feeds]
+                key = part, tuple(v.shape for v in values)
+                prepared = self._plans.find(key) or self._prepare(key, part, values)
+                traced = run_metadata if part is split.substeps[-1] else None
+                results = self._run_prepared(prepared, values, timeout_secs, traced)
                 known |= {f: r for f, r in zip(part.fetches, results, strict=True) if isinstance(f, Tensor)}
             for op in part.calls:
                 arrays = [t.op.body.value if isinstance(t.op.body, Constant) else known[t] for t in op.inputs]
                 known |= zip(op.outputs, run_python_call(op, self, [np.asarray(a) for a in arrays]), strict=True)
-        fed = set(tensors)
+        # The caller may change a fetched value, but not the array that was fed.
         return [
             None if isinstance(e, Operation) else _to_user(np.array(known[e]) if e in fed else known[e])
-            for e in step.elements
+            for e in split.elements
         ]
 
-    def _run_with(
-        self,
-        options: RunOptions | None,
-        run_metadata: RunMetadata | None,
-        prepared: _Prepared,
-        fetches: object,
-        tensors: Sequence[Tensor],
-        values: list[Array],
-        timeout_secs: float | None,
-        done: Collection[Operation] = frozenset(),
+    def _run_prepared(
+        self, prepared: _Prepared, values: list[Array], timeout_secs: float | None, run_metadata: RunMetadata | None
     ) -> list[AnyArray | None]:
-        options = options or RunOptions()
-        if options.timeout_in_ms:
-            timeout_secs = options.timeout_in_ms / 1000
-        if run_metadata is not None:
-            run_metadata.Clear()
-        if run_metadata is None or options.trace_level == RunOptions.NO_TRACE:
-            return self._engine.run(prepared.handle, values, timeout_secs)
-        results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
-        feeds = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
-        describe_outputs(stats, find_specs([self._element(leaf) for leaf in _structure(fetches)[0]], feeds, done))
-        run_metadata.step_stats.CopyFrom(stats)
+        """Runs a registered plan, and with ``run_metadata`` traces the step."""
+        if run_metadata is None:
+            results = self._engine.run(prepared.handle, values, timeout_secs)
+        else:
+            results, stats = self._engine.run_traced(prepared.handle, values, timeout_secs)
+            part = prepared.part
+            describe_outputs(stats, find_specs(part.fetches, _describe_feeds(part, values), part.done))
+            run_metadata.step_stats.CopyFrom(stats)
+        for i in prepared.given:
+            results[i] = np.array(results[i])
         return results
 
-    def _planned(self, key: Hashable, fetches: object) -> _Prepared | None:
-        try:
-            prepared = self._plans.get(key)
-            if prepared is not None:
-                self._plans.move_to_end(key)  # the least recently used plan goes first
-        except TypeError:  # something in it cannot be hashed, so it is nothing that a graph holds
-            for leaf in _structure(fetches)[0]:
-                self._element(leaf)
-            raise
-        except KeyError:  # another thread has just dropped it: this run still has it
-            return prepared
-        return prepared
-
-    def _prepare(
-        self,
-        key: Hashable,
-        fetches: object,
-        tensors: tuple[Tensor, ...],
-        values: list[Array],
-        done: Collection[Operation] = frozenset(),
-    ) -> _Prepared:
-        leaves, _ = _structure(fetches)
-        elements = [self._element(leaf) for leaf in leaves]
-        specs = {t: TensorSpec(v.shape, v.dtype) for t, v in zip(tensors, values, strict=True)}
-        self._watch_shapes(specs)
-        plan = self._taken.pop(key, None) or make_plan(elements, specs, self._devices, done)
+    def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _Prepared:
+        """Plans a substep and registers the plan."""
+        specs = _describe_feeds(part, values)
+        self._shapes.note(specs)
+        plan = self._taken.pop(key, None) or make_plan(part.fetches, specs, self._devices, part.done)
         if self.config.log_device_placement:
-            self._log_placement(elements, specs, done)
+            needed = prune_graph(part.fetches, specs, part.done)
+            for op, device in place_operations(needed.operations, self._devices).items():
+                logging.info("%s: (%s): %s", op.name, op.type, device.name)
         given = tuple(i for i, slot in enumerate(plan.fetches) if 0 <= slot < plan.step_id_slot)
-        flat = type(fetches) is list and all(map(_is_leaf, fetches))
-        prepared = _Prepared(self._engine.prepare(plan), plan, flat, given)
-        with self._lock:
-            self._plans[key] = prepared
-            while len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
+        prepared = _Prepared(self._engine.prepare(plan), plan, part, given)
+        self._plans.keep(key, prepared)
         return prepared
 
     def take_plans(self, other: Session) -> None:
-        """Takes over the plans of another session of this graph, so that steps are only registered again.
+        """Takes over the plans of another session of this graph, so that steps need no planning, only registration.
 
-        Planning traces and exports every computation of a step; after the loss of a task that would be most of the time
-        to the next step. Nothing is taken when the two sessions see different devices.
+        Planning traces and exports every computation of a step. After the loss of a task, planning would take most of
+        the time to the next step. Nothing is taken if the two sessions see different devices.
 
         Args:
-            other: a session of the same graph.
+            other: a session of the same graph, which ends.
         """
         own, others = self._devices, other._devices
         same = set(own.all) == set(others.all) and own.target == others.target and own.home == others.home
         if same and own.soft == others.soft and self.graph is other.graph:
-            with other._lock:
-                self._take(other)
-                self._splits = OrderedDict(other._splits)  # their substeps are the keys of plans
+            self._take_plans(other)
+            # The substeps of a split are the keys of plans.
+            self._splits = other._splits
 
-    def _take(self, other: Session) -> None:
-        plans = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.items()}}
+    def _take_plans(self, other: Session) -> None:
+        plans = {**other._taken, **{key: prepared.plan for key, prepared in other._plans.list_items().items()}}
         self._taken = dict(list(plans.items())[-MAX_PLANS:])
 
-    def _element(self, leaf: object) -> Tensor | Operation:
-        if leaf is None:
-            raise TypeError("Fetch argument None has invalid type: not a tensor, operation, variable or name")
-        try:
-            return self.graph.as_graph_element(leaf)
-        except TypeError as error:
-            raise TypeError(f"Fetch argument {error}") from None
-
-    def _feeds(self, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[Array]]:
-        if not isinstance(feed_dict, Mapping):
-            raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
-        fed: dict[Tensor, Array] = {}
-        for key, value in feed_dict.items():
-            tensor = key if type(key) is Tensor and key.op.graph is self.graph else self._feed_key(key)
-            if tensor in fed:
-                raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
-            fed[tensor] = feed_value(tensor, value)
-        return tuple(fed), list(fed.values())
-
-    def _feed_key(self, key: object) -> Tensor:
-        try:
-            element = self.graph.as_graph_element(key)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
-        if not isinstance(element, Tensor):
-            raise TypeError(
-                f"Cannot interpret feed_dict key as Tensor: {key!r} is an operation; feed one of its outputs"
-            )
-        return element
-
-    def _watch_shapes(self, specs: Mapping[Tensor, TensorSpec]) -> None:
-        with self._lock:
-            for tensor, spec in specs.items():
-                seen = self._shapes_seen.setdefault(tensor, set())
-                before = len(seen)
-                seen.add(spec.shape)
-                if before < len(seen) and len(seen) % WARN_SHAPES == 0:
-                    logging.warning(
-                        "%r was fed with %d different shapes, and each one is compiled anew: pad to a few sizes",
-                        tensor.name,
-                        len(seen),
-                    )
-
-    def _log_placement(
-        self,
-        elements: Sequence[Tensor | Operation],
-        feeds: Mapping[Tensor, TensorSpec],
-        done: Collection[Operation],
-    ) -> None:
-        needed = prune_graph(elements, feeds, done)
-        for op, device in place_operations(needed.operations, self._devices).items():
-            logging.info("%s: (%s): %s", op.name, op.type, device.name)
+    def _find_elements(self, fetches: object) -> list[Tensor | Operation]:
+        """Finds the tensors and operations that the leaves of a fetch structure mean."""
+        found = []
+        for leaf in _flatten(fetches)[0]:
+            if leaf is None:
+                raise TypeError("Fetch argument None has invalid type: not a tensor, operation, variable or name")
+            try:
+                found.append(self.graph.as_graph_element(leaf))
+            except TypeError as error:
+                raise TypeError(f"Fetch argument {error}") from None
+        return found
 
     def make_callable(
         self: SessionLike, fetches: object, feed_list: Sequence[object] | None = None
     ) -> Callable[..., Any]:
-        """Returns a function that runs ``fetches``; its positional arguments are the values of ``feed_list``."""
+        """Returns a function that runs ``fetches``.
+
+        Args:
+            fetches: As for ``run``.
+            feed_list: The fed tensors. The positional arguments of the function are the values of these tensors.
+
+        Example:
+            >>> import runtime as rt
+            >>> with rt.Graph().as_default() as graph, rt.Session(graph=graph) as session:
+            ...     x, y = rt.placeholder("float32", []), rt.placeholder("float32", [])
+            ...     multiply = session.make_callable(x * y, [x, y])
+            ...     float(multiply(3.0, 4.0))
+            12.0
+        """
         if feed_list is not None and not isinstance(feed_list, list | tuple):
             raise TypeError(f"feed_list must be a list, not {type(feed_list).__name__}")
         keys = list(feed_list or ())
@@ -415,17 +402,16 @@ class Session:
     # -- the cluster -------------------------------------------------------------------------------------------
 
     def adopt_generations(self, generations: Mapping[str, int]) -> None:
-        """Continues after a chief in this process has begun new generations of tasks to replace their values.
+        """Continues after a chief in this process has begun new generations of tasks to replace values.
 
-        All other sessions of these tasks are cut off then. This one registers its stages anew.
+        The tasks have cut off all other sessions. This session registers its stages anew.
 
         Args:
-            generations: by task, as its run record tells them.
+            generations: By task, the generation in the task's run record.
         """
         if self._engine.adopt_generations(generations):
-            with self._lock:
-                self._take(self)
-                self._plans.clear()
+            self._take_plans(self)
+            self._plans = _Recent()
 
     def list_devices(self) -> list[Device]:
         """Returns the devices of all tasks that the session may touch."""
@@ -433,9 +419,9 @@ class Session:
 
     @property
     def value_ids(self) -> dict[str, str]:
-        """By task, an id of the values that this session uses.
+        """By task, an id of the values in use.
 
-        A session that is opened after the task lost its values, or after a chief replaced them, has another id there.
+        The id changes if the task loses its values, or a chief replaces the values.
         """
         return dict(self._engine.value_ids)
 
@@ -447,20 +433,20 @@ class Session:
 
     @property
     def id(self) -> int:
-        """The number by which the tasks know the session."""
+        """The number of the session on all tasks."""
         return self._engine.id
 
     @property
     def silent_secs(self) -> float | None:
-        """Seconds without a sign of life of the task that is silent longest.
+        """Seconds without a sign of life of the longest silent task.
 
-        0 when all of them answer; None when the session's master is in another process, which does not tell.
+        0 if all tasks answer. None if the session's master is in another process, which does not report silence.
         """
         return self._engine.silent_secs()
 
     @property
     def left_tasks(self) -> list[str]:
-        """The tasks that have left at the end of training; none when the master is in another process."""
+        """The tasks that have left at the end of training; none if the master is in another process."""
         return self._engine.left()
 
     def raised(self, error: BaseException | None) -> bool:
@@ -469,7 +455,7 @@ class Session:
         A hook, a Python call or a session of another cluster may raise the same class.
 
         Args:
-            error: The error that ended something in which the session was used.
+            error: The error of a block that used the session.
         """
         while error is not None:
             if isinstance(error, OpError | ClosedSessionError) and error.session == self.id:
@@ -480,39 +466,40 @@ class Session:
     def lost(self, error: BaseException) -> bool:
         """Returns True if an error says that this session has lost a task, or the values of its variables.
 
-            try:
-                hook.end(session)
-            except Exception as error:
-                if not session.lost(error):
-                    raise  # the hook's own error: a new session would not help
+        Only a new session helps then. No new session helps against other errors, such as an error of a hook itself.
 
         Args:
-            error: The error that ended something in which the session was used.
+            error: The error of a block that used the session.
+
+        Example:
+            >>> import runtime as rt
+            >>> with rt.Session("") as session:
+            ...     try:
+            ...         raise ValueError("an error of the program")
+            ...     except ValueError as error:
+            ...         session.lost(error)
+            False
         """
         loss = isinstance(error, UnavailableError | AbortedError) and not isinstance(error, DiskAwayError)
         return loss and self.raised(error)
 
     def cancel_steps(self) -> None:
-        """Ends the steps under way with CancelledError. A session whose master is in another process ends with them."""
+        """Ends the steps under way with CancelledError. If the master is in another process, the session ends too."""
         self._engine.cancel_steps()
 
     @staticmethod
     def reset(target: str, containers: Sequence[str] | None = None, timeout_secs: float = 10.0) -> None:
-        """Closes all sessions of the target's master and clears the named containers, or all, on every task."""
+        """Closes all sessions of the target's master, and clears containers on every task.
+
+        Args:
+            target: ``grpc://host:port`` of a server.
+            containers: Names of the containers to clear; all by default.
+            timeout_secs: Time limit of each call to a task.
+        """
         reset_master(target, containers, timeout_secs)
 
-    @property
-    def checkpoint_coordinator(self) -> CheckpointCoordinator:
-        """The coordinator that saves and restores variables on their tasks."""
-        return self._checkpoint_coordinator
-
-    @property
-    def authority(self) -> Authority:
-        """The leadership under which this session gives orders to tasks."""
-        return self._authority
-
     def placement(self, variables: Sequence[_Placed]) -> dict[_Placed, Device]:
-        """Returns the device of each of the variables."""
+        """Returns the device of each variable."""
         placed = place_operations(prune_graph([v.op for v in variables], {}).operations, self._devices)
         return {v: placed[v.op] for v in variables}
 
@@ -520,10 +507,10 @@ class Session:
 
     @uninterrupted
     def close(self) -> None:
-        """Ends the session: blocked operations end with CancelledError. Never waits for a dead task.
+        """Ends the session. Blocked operations end with CancelledError. Never waits for a dead task.
 
-        Ctrl-C and SIGTERM take effect when the session has ended: a session that was half closed would keep its
-        connections. In a forked child of the process that made the session, its connections stay as they are.
+        Ctrl-C and SIGTERM take effect after the end of the session, since a half closed session would keep its
+        connections. In a forked child the connections of the parent's session stay as they are.
         """
         if not self._closed:
             self._closed = True
@@ -533,7 +520,7 @@ class Session:
             self._engine.close()
 
     def as_default(self: AnySession) -> AbstractContextManager[AnySession]:
-        """Returns a context in which ``Tensor.eval`` and ``Operation.run`` use this session; its end closes nothing."""
+        """Makes this session the default of ``Tensor.eval`` and ``Operation.run`` for a block. Closes nothing."""
         return default_session(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -561,7 +548,23 @@ class Session:
 
 
 class InteractiveSession(Session):
-    """A session that is the default one from its making to its closing: for notebooks."""
+    """A session for notebooks: the default session from its making to its closing.
+
+    Args:
+        target: As for ``Session``.
+        graph: As for ``Session``.
+        config: As for ``Session``.
+        security: As for ``Session``.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     session = rt.InteractiveSession()
+        ...     x = rt.constant(2.0)
+        ...     print((x * 3.0).eval())
+        ...     session.close()
+        6.0
+    """
 
     def __init__(
         self,
@@ -579,7 +582,7 @@ class InteractiveSession(Session):
         push_default_session(self)
 
     def close(self) -> None:
-        """Ends the session and takes back the defaults, when it is closed by the thread that opened it."""
+        """Ends the session, and takes back the defaults if the closing thread is the thread that opened the session."""
         if self in default_session_stack():
             pop_default_session(self)
             self._graph_context.__exit__(None, None, None)
@@ -608,28 +611,52 @@ def _close_dropped(engine: Engine, target: str) -> None:
     engine.close()
 
 
+def _read_options(
+    options: RunOptions | None, run_metadata: RunMetadata | None, timeout_secs: float | None
+) -> tuple[float | None, RunMetadata | None]:
+    """Returns the time limit of a step, and the metadata to fill: None for a step without a trace."""
+    options = options or RunOptions()
+    if run_metadata is not None:
+        run_metadata.Clear()
+    is_traced = options.trace_level != RunOptions.NO_TRACE
+    return options.timeout_in_ms / 1000 or timeout_secs, run_metadata if is_traced else None
+
+
+def _describe_feeds(part: Substep, values: Sequence[Array]) -> dict[Tensor, TensorSpec]:
+    return {t: TensorSpec(v.shape, v.dtype) for t, v in zip(part.feeds, values, strict=True)}
+
+
 def _is_leaf(item: object) -> bool:
     return isinstance(item, Tensor | Operation | str) or hasattr(item, "_as_graph_element")
 
 
-def _structure(fetches: object) -> tuple[list[object], PyTreeDef]:
+def _flatten(fetches: object) -> tuple[list[object], PyTreeDef]:
     return jax.tree.flatten(fetches, is_leaf=lambda x: x is None or _is_leaf(x))
 
 
 def _fetch_key(fetches: object) -> Hashable:
-    """Returns a key of a fetch structure: cheap for the lists that a training loop uses."""
+    """Returns a key of a fetch structure: the leaf, a tuple of leaves for a list, else a ``_TreeKey``."""
+    # A training loop fetches a list of leaves in each step, and JAX takes longer to flatten a list.
     if type(fetches) is list:
         try:
             key = tuple(fetches)
             hash(key)
             if all(map(_is_leaf, key)):
                 return key
+        # A dict or a list in the list cannot be hashed.
         except TypeError:
             pass
     elif _is_leaf(fetches):
         return fetches
-    leaves, tree = _structure(fetches)
-    return tree, tuple(leaves)
+    leaves, tree = _flatten(fetches)
+    return _TreeKey(tree, tuple(leaves))
+
+
+def _pack_values(fetch_key: Hashable, values: list[object]) -> object:
+    """Returns the fetched values in the structure of the fetches."""
+    if type(fetch_key) is tuple:
+        return values
+    return jax.tree.unflatten(fetch_key.tree, values) if isinstance(fetch_key, _TreeKey) else values[0]
 
 
 def _to_user(value: AnyArray) -> object:

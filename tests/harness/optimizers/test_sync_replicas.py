@@ -134,7 +134,7 @@ def test_a_step_takes_two_round_trips_to_each_ps(servers: list[rt.Server]) -> No
     replicas = _replicas(servers, 1, "adam", 1)
     x, y = batches(1)
     replicas[0].run(x[0, 0], y[0, 0])
-    plan = max((p.plan for p in replicas[0].session._plans.values()), key=lambda plan: len(plan.stages))
+    plan = max((p.plan for p in replicas[0].session._plans.list_items().values()), key=lambda plan: len(plan.stages))
     waves: dict[int, set[str]] = {}
     for call in plan.stages:
         waves.setdefault(call.wave, set()).add(call.stage.device.job)

@@ -11,6 +11,7 @@ import pytest
 
 import runtime as rt
 import runtime.session.session
+from runtime.session.feeds import WARN_SHAPES
 from runtime.task.compiler import Compiler
 from tests.kit.processes import ROOT
 from tests.runtime.kit import TARGET, servers
@@ -131,7 +132,7 @@ def test_a_placeholder_whose_shape_keeps_changing_is_named(caplog: pytest.LogCap
     x = rt.placeholder(np.float32, [None], name="restless")
     still = rt.placeholder(np.float32, [None], name="still")
     with rt.Session() as session, caplog.at_level(logging.WARNING):
-        for size in range(runtime.session.session.WARN_SHAPES):
+        for size in range(WARN_SHAPES):
             session.run(x, {x: np.zeros(size), still: np.zeros(1)})
     assert len(caplog.records) == 1
     assert "'restless:0' was fed with 32 different shapes" in caplog.text

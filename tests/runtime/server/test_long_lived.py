@@ -140,6 +140,6 @@ def test_a_session_that_has_planned_and_not_called_leaves_nothing() -> None:
         with rt.device(PS):
             w = rt.Variable(np.zeros(3, np.float32), name="w")
         with rt.Session(cluster[TARGET].target) as session:
-            session._prepare("w", w, (), [])
+            session._prepare("w", session._split("w", w, ()).substeps[0], [])
             assert cluster[PS].worker.registry.sessions == 1
         _wait_until_ended(cluster[PS].worker)
