@@ -123,7 +123,7 @@ def _instrument(watch: Stopwatch, trainer: Any) -> None:
     watch.on(session, "make_plan", "plan")
     watch.on(lower, "own_program", "export")
     watch.on(lower, "write_program", "export")
-    watch.on(master, "join", "cluster ready")
+    watch.on(master, "meet_tasks", "cluster ready")
     watch.on(compiler, "_compile", "compile")
     watch.on(tasks.RemoteTask, "register", "register on the ps")
     watch.on(master.MasterSession, "run", "run")

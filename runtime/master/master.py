@@ -1,4 +1,8 @@
-"""The master: sessions of clients, and the running of their steps over the tasks of the cluster."""
+"""The master: the sessions of clients, and the steps of these sessions over the tasks of the cluster.
+
+A client's ``Session`` calls ``MasterSession.prepare`` once for each plan and ``MasterSession.run`` for each step. The
+client may be in this process, or in another process by way of ``runtime/server/services.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ from runtime.master.dropped import when_dropped
 from runtime.master.exchange import Run, Stopwatch, run_phase
 from runtime.master.flow import run_flow
 from runtime.master.pipeline import Pipeline, can_pipeline
-from runtime.master.prepared import PreparedPlan, register
-from runtime.master.run_orders import asked, holders, send_run_order
-from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, join
+from runtime.master.prepared import PreparedPlan, register_plan
+from runtime.master.run_orders import choose_receivers, find_holders, send_run_order
+from runtime.master.tasks import LocalTask, RemoteTask, Task, find_local, meet_tasks
 from runtime.observe.trace import merge as merge_stats
 from runtime.observe.trace import step_stats
 from runtime.plan.place import Device
@@ -41,26 +45,26 @@ from runtime.trust.security import Security
 from runtime.wire.dial import ChannelOptions
 
 ANSWER_SECS = 10.0
-"""Seconds for an exchange with run records by default, beyond what it waits for on purpose."""
+"""Default seconds for an exchange with run records, beyond the order's own wait."""
 _step_numbers = itertools.count(1)
 _clock = concurrency.perf_counter_ns
 
 
 class MasterSession:
-    """A session of a master: the tasks that it may touch, and the steps that it runs on them.
+    """A session of a master: its tasks, and the steps on these tasks.
 
     Args:
         cluster: the cluster.
-        target: (job, task) of the server that the master belongs to.
-        worker: that server's worker.
-        options: what the client asked for.
+        target: (job, task) of the master's server.
+        worker: the worker of the same server.
+        options: the client's options.
         cancelled: ends the wait for tasks.
-        waited_secs: how long the client has waited for them before, for messages.
-        foreign: the client is another process: tasks verify its programs, those of this process too.
-        security: what the server was given to talk to other tasks.
+        waited_secs: seconds that the client has waited for tasks before, for messages.
+        foreign: True if the client is another process. All tasks then verify the programs, this process too.
+        security: certificates or token of the server, for other tasks.
 
     Raises:
-        DeadlineExceededError: tasks did not join in time; names them.
+        DeadlineExceededError: tasks did not join in time. The message names the tasks.
         CancelledError: ``cancelled`` was set.
     """
 
@@ -83,18 +87,17 @@ class MasterSession:
         self.target = target
         home = cluster.default_task()
         self.home = (home.job, home.index)
-        self._nonce = np.frombuffer(concurrency.random_bytes(8), np.uint32)
-        self._steps = itertools.count()
+        self._step_ids = _make_step_ids()
         self.closed = False
         self._ahead: set[Pipeline] = set()
-        """Those with a push that was not answered yet, or with parameters for their next step."""
+        """The pipelines with a push that was not answered yet, or with parameters for the next step."""
         self._lock = concurrency.Lock()
-        self._everybody = [(str(task), address) for task, address in cluster.tasks().items()]
+        self._addresses = {str(task): address for task, address in cluster.tasks().items()}
         self.tasks: dict[str, Task] = {}
         self._end = functools.partial(_end_session, self.id, self.tasks, worker, self._home)
         self._when_dropped = when_dropped(self, self._end)
-        self.tasks |= join(
-            _visible(cluster, target, options.device_filters),
+        self.tasks |= meet_tasks(
+            _find_visible(cluster, target, options.device_filters),
             cluster=cluster,
             sender=worker.task,
             client=self.id,
@@ -105,11 +108,15 @@ class MasterSession:
             security=security,
         )
         self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._devices(task))
-        self.value_ids = {name: _value_id(task) for name, task in self.tasks.items()}
         self.worker = worker
         self._traced_steps = concurrency.Lock()
         self._times = worker.counters.begin_session(self.id)
         self._trace_is_clean = True
+
+    @property
+    def value_ids(self) -> dict[str, str]:
+        """By task, an id of its values: another id after a restart or in another generation."""
+        return {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
 
     def _devices(self, task: Task) -> Sequence[Device]:
         """Returns the devices of a task, marked as own where the task and the client are in this process."""
@@ -122,7 +129,7 @@ class MasterSession:
 
         Args:
             plan: the plan.
-            traced: time what it does; see ``run_traced``.
+            traced: True to time the stages; see ``run_traced``.
 
         Raises:
             AbortedError: a task has restarted since the session began.
@@ -130,10 +137,10 @@ class MasterSession:
         """
         self._check_open()
         times = self._times[0 if plan.is_training else 1]
-        prepared = register(self, plan, times, traced=traced)
+        prepared = register_plan(self, plan, times, traced=traced)
         if self.options.prefetch and not traced and can_pipeline(prepared.phases, plan):
             prepared.pipeline = Pipeline(
-                prepared.phases, plan, self.id, prepared.values, self.next_step_id, lambda: self.closed
+                prepared.phases, plan, self.id, prepared.values, self._step_ids, lambda: self.closed
             )
         return prepared
 
@@ -147,16 +154,17 @@ class MasterSession:
         """Runs one step.
 
         Args:
-            prepared: what ``prepare`` gave.
+            prepared: the result of ``prepare``.
             feeds: the values of the plan's feeds.
             timeout: seconds for this step; the session's operation timeout by default.
-            ending: how somebody else may end it. A pipelined step, which waits for nobody, is not ended by it.
+            ending: the means of another thread to end the step. A pipelined step waits for no other step, and has no
+                such means.
 
         Returns:
             The fetched values: numpy or jax arrays, None for operations.
 
         Raises:
-            OpError: what went wrong and on which task.
+            OpError: a task failed. The message names the task.
         """
         if self.closed:
             self._check_open()
@@ -168,12 +176,13 @@ class MasterSession:
         if ending is not None:
             ending.deadline = deadline
         if self._ahead:
-            # This step must read what earlier steps wrote.
+            # This step must read the values that earlier steps have written.
             self._flush()
-        run = Run(self.id, step, deadline, ending, prepared.values(feeds, self.next_step_id))
+        run = Run(self.id, step, deadline, ending, prepared.values(feeds, self._step_ids))
         exchange = prepared.exchange(run)
         times, part = prepared.times, COMPUTE
         watch = Stopwatch(times.parts_ns)
+        # A phase is sent to all its tasks, then its replies are collected, then the next phase begins.
         for phase in prepared.phases:
             if phase.awaited >= 0:
                 run.arrive(phase.awaited)
@@ -187,17 +196,18 @@ class MasterSession:
         run.wait()
         watch.count(part)
         times.add_step(watch.last - watch.began, prepared.wire_bytes)
-        # Only now: the computations that read this memory have finished.
+        # The computations that read this memory have finished only now.
         run.give_back()
         return run.fetch(prepared.plan.fetches)
 
     def _run_pipelined(
         self, prepared: PreparedPlan, pipeline: Pipeline, feeds: Sequence[Array], step: int, deadline: float | None
     ) -> list[AnyArray | None]:
-        """Runs a step whose pull, computation and push overlap; only the whole step is timed."""
+        """Runs a step whose pull, computation and push overlap. Only the whole step is timed."""
         began = _clock()
+        # A plan for other shapes may have pulled parameters long ago, and must not compute with old parameters.
         if not self._ahead <= {pipeline}:
-            self._flush(pipeline)  # a plan for other shapes must not compute with what it pulled long ago
+            self._flush(pipeline)
         try:
             results = pipeline.run(feeds, step, deadline)
         finally:
@@ -206,7 +216,7 @@ class MasterSession:
         return results
 
     def _flush(self, but: Pipeline | None = None) -> None:
-        """Waits for the replies to the pushes of earlier steps, and forgets values that were pulled ahead."""
+        """Waits for the replies to earlier pushes, and forgets values that were pulled ahead."""
         for pipeline in self._ahead - {but}:
             self._ahead.discard(pipeline)
             pipeline.flush()
@@ -218,11 +228,12 @@ class MasterSession:
         timeout: float | None = None,
         ending: StepEnding | None = None,
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
-        """Runs one step like ``run``; returns also the StepStats of all tasks, by this host's clock."""
+        """Runs one step like ``run``, and returns also the StepStats of all tasks, by this host's clock."""
         with self._traced_steps:
             if prepared.traced is None:
                 prepared.traced = self.prepare(prepared.plan, True)
-            if not self._trace_is_clean:  # a traced step failed before
+            # A traced step that failed has left spans on the tasks.
+            if not self._trace_is_clean:
                 self._collect_trace(prepared.plan)
             self._trace_is_clean = False
             values = self.run(prepared.traced, feeds, timeout, ending)
@@ -238,22 +249,20 @@ class MasterSession:
     def send_order(
         self, name: str, order: services_pb2.CheckpointOrder, timeout: float | None
     ) -> services_pb2.CheckpointReply:
-        """Has a task carry out an order of a coordinator of checkpoints.
+        """Sends an order of a checkpoint coordinator to a task, and returns the reply.
 
         Args:
-            name: the task; with an order for states, ``""`` asks all tasks of the cluster that answer in time.
+            name: the task. With an order for states ``""`` means all tasks of the cluster that answer in time.
             order: the order.
             timeout: seconds.
         """
-        self._check_open()
         if not name:
-            return self._states(order, timeout)
-        task = self.tasks.get(name)
-        if task is None:
-            raise NotFoundError(f"{name} is not among this session's tasks")
+            self._check_open()
+            return self._collect_states(order, timeout)
+        task = self._find_task(name)
         order.session = self.id
         if order.HasField("pause"):
-            # A checkpoint must hold what earlier steps of this session wrote.
+            # A checkpoint must hold the values that earlier steps of this session have written.
             self._flush()
         return task.send_order(order, timeout)
 
@@ -264,42 +273,43 @@ class MasterSession:
         timeout: float = ANSWER_SECS,
         cancelled: Cancellation | None = None,
     ) -> run_record_pb2.RunReply:
-        """Has one task carry out an order to its run record.
+        """Sends an order to the run record of one task, and returns the reply.
 
         Args:
             name: the task.
             order: the order, without a sender.
             timeout: seconds.
-            cancelled: ends it, from another thread, where the task is in this process.
+            cancelled: ends the order from another thread, if the task is in this process.
         """
-        self._check_open()
-        task = self.tasks.get(name)
-        if task is None:
-            raise NotFoundError(f"{name} is not among this session's tasks")
+        task = self._find_task(name)
         order.sender = self.worker.task
         if isinstance(task, LocalTask):
             return task.send_run_order(order, cancelled or Cancellation())
         return task.send_run_order(order, concurrency.monotonic() + timeout)
 
     def stream(self, name: str) -> Stream:
-        """Opens a way to a task for byte ranges of variables; arguments as in ``send_order``."""
+        """Opens a stream to a task for byte ranges of variables."""
+        return self._find_task(name).stream(self.id)
+
+    def _find_task(self, name: str) -> Task:
         self._check_open()
         task = self.tasks.get(name)
         if task is None:
             raise NotFoundError(f"{name} is not among this session's tasks")
-        return task.stream(self.id)
+        return task
 
-    def _states(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
-        """Returns the states of all tasks; of a task without an answer, the states that it left when done."""
+    def _collect_states(
+        self, order: services_pb2.CheckpointOrder, timeout: float | None
+    ) -> services_pb2.CheckpointReply:
+        """Returns the states of all tasks. A finished task has left its states on the tasks that hold run records."""
         found = services_pb2.CheckpointReply()
         alive: dict[str, bytes] = {}
-        keepers = {name for name, _ in holders(self._everybody)}  # nobody else speaks for others
-        addresses = dict(self._everybody)
+        keepers = {name for name, _ in find_holders(list(self._addresses.items()))}
 
-        def ask(name: str) -> services_pb2.CheckpointReply:
-            return self._request(name, addresses[name], order, timeout)
+        def request_states(name: str) -> services_pb2.CheckpointReply:
+            return self._request_states(name, order, timeout)
 
-        for name, answer in concurrency.call_all(ask, addresses, "states of").items():
+        for name, answer in concurrency.call_all(request_states, self._addresses, "states of").items():
             try:
                 given = answer.result().states
                 if name in keepers:
@@ -309,13 +319,14 @@ class MasterSession:
                 logging.debug("%s does not answer: its state does not go into the checkpoint", name)
             except OpError as error:
                 logging.info("no state of %s goes into the checkpoint: %s", name, error)
+        # The state of a task that lives is newer than a state left behind.
         found.states.states.update(alive)
         return found
 
-    def _request(
-        self, name: str, address: str, order: services_pb2.CheckpointOrder, timeout: float | None
+    def _request_states(
+        self, name: str, order: services_pb2.CheckpointOrder, timeout: float | None
     ) -> services_pb2.CheckpointReply:
-        known = self.tasks.get(name)
+        known, address = self.tasks.get(name), self._addresses[name]
         if known is not None or (local := find_local(address)) is None:
             task: Task = known or RemoteTask(name, address, self.id, ChannelOptions(), self._security)
         else:
@@ -332,26 +343,20 @@ class MasterSession:
                 task.close(self.id)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Continues under generations that this session's own client has begun: plans are prepared anew.
+        """Continues under generations that this session's own client has begun.
 
         Args:
             generations: by task.
 
         Returns:
-            Whether any of them is another one than before, so that stages that are registered are refused.
+            True if a generation is new to the session. The tasks then refuse registered stages, and the client prepares
+            its plans anew.
         """
         self._check_open()
         changed = {n: g for n, g in generations.items() if n in self.tasks and self.tasks[n].generation != g}
         for name, generation in changed.items():
             self.tasks[name].generation = generation
-            self.value_ids[name] = _value_id(self.tasks[name])
         return bool(changed)
-
-    def next_step_id(self) -> Array:
-        """Returns a new id of a step, uint32[4]."""
-        number = next(self._steps)
-        low, high = number & 0xFFFFFFFF, number >> 32
-        return np.array([self._nonce[0], self._nonce[1], low, high], np.uint32)
 
     def _check_open(self) -> None:
         self._home.check()
@@ -359,10 +364,10 @@ class MasterSession:
             raise CancelledError("the session was closed")
 
     def close(self) -> None:
-        """Ends the session: what still runs for it is cancelled. Never waits for a dead task.
+        """Ends the session, and cancels its steps under way. Never waits for a dead task.
 
-        With ``prefetch`` the last push is given time to be answered by a task that is not silent. Does nothing in a
-        forked child of the process that made the session.
+        With ``prefetch`` a task that is not silent has time to answer the last push. Does nothing in a forked child of
+        the process that made the session.
         """
         if self._home.was_left:
             return
@@ -376,7 +381,7 @@ class MasterSession:
         self._when_dropped.detach()
 
     def silent_secs(self) -> float:
-        """Returns the seconds without a sign of life of the task that is silent longest; 0 if all give signs."""
+        """Returns the seconds without a sign of life of the longest silent task; 0 if all tasks give signs."""
         peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
         since = [peer.silent_since for peer in peers if not peer.lost]
         return max((concurrency.monotonic() - at for at in since if at is not None), default=0.0)
@@ -386,7 +391,7 @@ class MasterSession:
         return [name for name, task in self.tasks.items() if isinstance(task, RemoteTask) and task.peer.left]
 
     def cancel_steps(self) -> None:
-        """Ends the steps under way with CancelledError; the session can still be used."""
+        """Ends the steps under way with CancelledError. The session stays open."""
         for task in self.tasks.values():
             task.cancel(self.id)
 
@@ -403,9 +408,9 @@ class Master:
         self._worker = worker
         self._lock = concurrency.Lock()
         self._sessions: weakref.WeakValueDictionary[int, MasterSession] = weakref.WeakValueDictionary()
-        """Those that are open; a session belongs to the engine or client that opened it."""
+        """The open sessions. A session belongs to the engine or client that opened the session."""
         self._pending: set[Cancellation] = set()
-        """Cancellations of the sessions that are being opened, and of the orders that wait."""
+        """Cancellations of the sessions that are not open yet, and of the orders that wait."""
         self._stopped = False
         self._home = HomeProcess("the server")
 
@@ -416,10 +421,10 @@ class Master:
         waited_secs: float = 0.0,
         foreign: bool = False,
     ) -> MasterSession:
-        """Opens a session; the arguments are those of ``MasterSession``.
+        """Opens a session. The arguments are those of ``MasterSession``.
 
         Raises:
-            UnavailableError: the server has stopped, or stopped while this waited for tasks.
+            UnavailableError: the server has stopped, before or during the wait for tasks.
         """
         cancelled = cancelled or Cancellation()
         with self._until_stopped(cancelled):
@@ -442,24 +447,25 @@ class Master:
         answer_secs: float,
         cancelled: Cancellation,
     ) -> dict[str, run_record_pb2.RunReply]:
-        """Has all tasks that hold variables carry out an order to their run records, in the name of this task.
+        """Sends an order to the run records of the tasks that hold variables, in the name of this task.
 
         Args:
             order: the order, without a sender.
-            device_filters: of the session that it is for: they say which tasks count.
-            answer_secs: how long it may take beyond what it waits for on purpose.
-            cancelled: ends it, from another thread.
+            device_filters: the filters of the client's sessions, which select the tasks.
+            answer_secs: seconds for the order beyond its own wait.
+            cancelled: ends the order from another thread.
 
         Returns:
             The replies by task.
 
         Raises:
-            OpError: what went wrong and on which task; UnavailableError also when the server has stopped.
+            OpError: a task failed. The message names the task.
+            UnavailableError: the server has stopped.
         """
         order.sender = self._worker.task
         if order.HasField("done"):
             order.done.states.update(_states_to_leave(self._worker))
-        tasks = asked(order, holders(_visible(self.cluster, self.target, device_filters)))
+        tasks = choose_receivers(order, find_holders(_find_visible(self.cluster, self.target, device_filters)))
         with self._until_stopped(cancelled):
             return send_run_order(
                 order,
@@ -472,7 +478,7 @@ class Master:
 
     @contextlib.contextmanager
     def _until_stopped(self, cancelled: Cancellation) -> Iterator[None]:
-        """Has ``stop`` end what the block waits for."""
+        """Runs a block whose waits ``stop`` ends."""
         self._home.check()
         with self._lock:
             if self._stopped:
@@ -492,7 +498,7 @@ class Master:
         return UnavailableError("its server has stopped", task=self._worker.task)
 
     def stop(self) -> None:
-        """Closes every session, ends those that are being opened and orders that wait, and refuses further ones."""
+        """Closes every session, and refuses further sessions. Ends pending sessions and orders."""
         with self._lock:
             self._stopped = True
             pending = list(self._pending)
@@ -501,7 +507,7 @@ class Master:
         self.close_all()
 
     def has_session(self, session: int) -> bool:
-        """Returns True if a session is one of this master's."""
+        """Returns True if a session of this number is open."""
         found = self._sessions.get(session)
         return found is not None and not found.closed
 
@@ -514,12 +520,21 @@ class Master:
             session.close()
 
 
-def _visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns names and addresses of the tasks that a client may touch; no evaluators, which serve no client."""
+def _make_step_ids() -> Iterator[Array]:
+    """Returns the ids of a session's steps, uint32[4]: a random number of the session, then the number of the step.
+
+    Any thread may take the next id.
+    """
+    nonce = np.frombuffer(concurrency.random_bytes(8), np.uint32)
+    return map(lambda step: np.array([*nonce, step & 0xFFFFFFFF, step >> 32], np.uint32), itertools.count())
+
+
+def _find_visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the names and addresses of the tasks for a client. An evaluator serves no client."""
     return [
         (str(task), address)
         for task, address in cluster.tasks().items()
-        if (task.job, task.index) == target or (task.job != EVALUATOR and _matches(str(task), filters))
+        if (task.job, task.index) == target or (task.job != EVALUATOR and _matches_filter(str(task), filters))
     ]
 
 
@@ -531,18 +546,14 @@ def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker, home: 
     worker.counters.end_session(session)
 
 
-def _value_id(task: Task) -> str:
-    return f"{task.incarnation:x}.{task.generation}"
-
-
-def _matches(task: str, filters: Sequence[str]) -> bool:
+def _matches_filter(task: str, filters: Sequence[str]) -> bool:
     if not filters:
         return True
     return any(task == f or task.startswith(f + "/") or fnmatch.fnmatchcase(task, f) for f in filters)
 
 
 def _states_to_leave(worker: Worker) -> dict[str, bytes]:
-    """Returns the states that a finished task leaves: the task is not there for the last checkpoint."""
+    """Returns the states that a finished task leaves for the last checkpoint."""
     states = task_states(worker.task, worker.store.run.environment.address)
     if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
         return states

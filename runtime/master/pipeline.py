@@ -13,7 +13,7 @@ it holds nothing that the caller or a later pull may change.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from absl import logging
@@ -51,7 +51,7 @@ class Pipeline:
         plan: the plan.
         session: id of the session.
         values: makes the table of values of a step (``PreparedPlan.values``).
-        next_step_id: gives a step's own id.
+        step_ids: the ids of the next steps.
         closed: whether the session has ended.
     """
 
@@ -60,15 +60,15 @@ class Pipeline:
         phases: Sequence[Phase],
         plan: Plan,
         session: int,
-        values: Callable[[Sequence[Array], Callable[[], Array]], list[AnyArray]],
-        next_step_id: Callable[[], Array],
+        values: Callable[[Sequence[Array], Iterator[Array]], list[AnyArray]],
+        step_ids: Iterator[Array],
         closed: Callable[[], bool],
     ) -> None:
         self._pull_phase, self._compute_phase, self._push_phase = phases
         self._plan = plan
         self._session = session
         self._values = values
-        self._next_step_id = next_step_id
+        self._step_ids = step_ids
         self._lock = concurrency.Lock()
         self._closed = closed
         self._pulled: tuple[_Pulled, Run] | None = None
@@ -128,7 +128,7 @@ class Pipeline:
             self._pulled = self._pull(step, deadline)
         pulled, pull = self._pulled
         self._pulled = None
-        run = Run(self._session, step, deadline, None, self._values(feeds, self._next_step_id))
+        run = Run(self._session, step, deadline, None, self._values(feeds, self._step_ids))
         run.put(list(pulled), pulled.values())
         for local in self._compute_phase.local:
             run.execute(local)

@@ -1,10 +1,13 @@
-"""Prepared plans: the stages of a plan, registered on their tasks and put into phases."""
+"""Prepared plans: the stages of a plan, registered on their tasks and put into phases.
+
+``MasterSession.prepare`` calls ``register_plan`` once for each plan. A step reads the result and registers nothing.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +26,7 @@ from runtime.task.worker import Worker
 from runtime.tensor_spec import AnyArray, Array
 
 NOT_COMPUTED = np.array(None)
-"""Stands in a step's table of values for what is not computed yet. No stage takes it: it is an array of objects."""
+"""The placeholder of a value that is not computed yet. No stage takes an array of objects."""
 
 
 class Registrar(Protocol):
@@ -42,12 +45,12 @@ class PreparedPlan:
 
     Attributes:
         plan: the plan.
-        phases: what a step does, in order.
-        exchange: how a step makes its calls to other tasks.
-        times: where the plan's steps are counted.
-        wire_bytes: bytes of tensors of fixed size that a step sends and receives.
-        traced: the same plan, registered to be timed.
-        pipeline: runs its steps overlapped, for a session that asks for that.
+        phases: the phases of a step, in order.
+        exchange: makes the object for a step's calls to other tasks.
+        times: the counters of the plan's steps.
+        wire_bytes: bytes of tensors of fixed size in the messages of a step.
+        traced: the same plan, registered with timing.
+        pipeline: the overlapped steps of the plan, for a session with ``prefetch``.
     """
 
     plan: Plan
@@ -64,101 +67,115 @@ class PreparedPlan:
         self._uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
         self._empty = [NOT_COMPUTED] * (plan.slots - step_id)
 
-    def values(self, feeds: Sequence[Array], next_step_id: Callable[[], Array]) -> list[AnyArray]:
-        """Returns the values of a new step, by slot; ``NOT_COMPUTED`` where nothing is computed yet.
+    def values(self, feeds: Sequence[Array], step_ids: Iterator[Array]) -> list[AnyArray]:
+        """Returns the table of values of a new step, with ``NOT_COMPUTED`` for the outputs of stages.
 
         Args:
-            feeds: of the plan.
-            next_step_id: gives the step's own id.
+            feeds: the values of the plan's feeds.
+            step_ids: the ids of the session's next steps. A plan without a use for the id takes none.
         """
         plan = self.plan
         values: list[AnyArray] = [*feeds, *plan.constants, *self._empty]
         if self._uses_step_id:
-            values[plan.step_id_slot] = next_step_id()
+            values[plan.step_id_slot] = next(step_ids)
         return values
 
 
-def register(session: Registrar, plan: Plan, times: StepTimes, *, traced: bool) -> PreparedPlan:
+def register_plan(session: Registrar, plan: Plan, times: StepTimes, *, traced: bool) -> PreparedPlan:
     """Registers the stages of a plan on their tasks.
 
     Args:
         session: the session of the plan.
         plan: the plan.
-        times: where the plan's steps are counted.
-        traced: time what it does.
+        times: the counters of the plan's steps.
+        traced: True to time the stages.
 
     Raises:
         AbortedError: a task has restarted since the session began.
         UnavailableError: a task is gone.
     """
-    writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host)
-    # One writing stage alone is atomic without this.
-    writes = dict(writing) if writing.total() > 1 else None
-    worker, timeout = session.worker, session.options.operation_timeout_secs
     registered: dict[RemoteTask, list[int]] = {}
-    made: list[RemoteCall | LocalCall] = []
+    unregister = functools.partial(_unregister_plan, session.id, registered)
     try:
-        for call in plan.stages:
-            task = session.tasks[call.stage.device.task_name]
-            if isinstance(task, RemoteTask):
-                remote = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
-                registered.setdefault(task, []).append(remote.handle)
-                made.append(remote)
-            else:
-                local = task.register(call, writes, traced, session.foreign)
-                inline = tuple(call.inputs[i] for i in local.inline)
-                made.append(LocalCall(task.server.worker, local, inline, call.outputs))
+        calls = _register_stages(session, plan, traced, registered)
     except BaseException:
-        later(functools.partial(_unregister, session.id, registered))
+        later(unregister)
         raise
-    waves = sorted({call.wave for call in plan.stages})
-    parts, awaited = plan.parts(), plan.awaited_slots(worker.task)
-    part_of = dict(zip(waves, parts, strict=True))
-    ordered = tuple(
-        _phase(plan, made, members, part_of, awaited[waves.index(members[0])]) for members in group_waves(plan)
-    )
+    worker = session.worker
     exchange: Callable[[Run], Exchange] = Exchange
     if traced:
         own_device = next(d for d in worker.devices if d.type == "CPU").name
         exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
-    prepared = PreparedPlan(plan, ordered, exchange, times, plan.wire_bytes(worker.task))
-    if registered:  # a step that is under way holds its plan
-        when_dropped(prepared, functools.partial(_unregister, session.id, registered))
+    phases = _make_phases(plan, calls, worker.task)
+    prepared = PreparedPlan(plan, phases, exchange, times, plan.wire_bytes(worker.task))
+    # A step under way holds its plan, so no stage is unregistered during a step.
+    if registered:
+        when_dropped(prepared, unregister)
     return prepared
 
 
-def _unregister(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:
+def _register_stages(
+    session: Registrar, plan: Plan, traced: bool, registered: dict[RemoteTask, list[int]]
+) -> list[RemoteCall | LocalCall]:
+    """Registers each stage on its task, and adds the handles on other tasks to ``registered``."""
+    writing = Counter(call.stage.device.task_name for call in plan.stages if call.stage.writes and not call.stage.host)
+    # One writing stage alone is atomic anyway. Several need the write gate of each task.
+    writes = dict(writing) if writing.total() > 1 else None
+    calls: list[RemoteCall | LocalCall] = []
+    for call in plan.stages:
+        task = session.tasks[call.stage.device.task_name]
+        if isinstance(task, RemoteTask):
+            timeout = session.options.operation_timeout_secs
+            remote = task.register(call, frozenset(plan.fetches), timeout, writes, traced)
+            registered.setdefault(task, []).append(remote.handle)
+            calls.append(remote)
+        else:
+            local = task.register(call, writes, traced, session.foreign)
+            inline = tuple(call.inputs[i] for i in local.inline)
+            calls.append(LocalCall(task.server.worker, local, inline, call.outputs))
+    return calls
+
+
+def _unregister_plan(session: int, registered: Mapping[RemoteTask, Sequence[int]]) -> None:
     """Unregisters the handles of a plan that is gone."""
     for task, handles in registered.items():
         task.unregister(session, handles)
 
 
-def _phase(
-    plan: Plan,
-    made: Sequence[RemoteCall | LocalCall],
-    members: Sequence[int],
-    part_of: Mapping[int, int],
-    awaited: int,
-) -> Phase:
-    """Returns the phase of these waves."""
-    numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
-    calls = [made[i] for i in numbers]
-    flow: tuple[FlowCall, ...] = ()
-    if len(numbers) > 1 and any(plan.stages[i].stage.may_wait for i in numbers):
-        place = {number: k for k, number in enumerate(numbers)}
-        flow = tuple(
-            FlowCall(
-                made[i],
-                part_of[plan.stages[i].wave],
-                tuple(place[before] for before in plan.after[i] if before in place),
-                plan.stages[i].stage.may_wait,
+def _make_phases(plan: Plan, calls: Sequence[RemoteCall | LocalCall], own_task: str) -> tuple[Phase, ...]:
+    """Puts the registered calls of a plan into phases."""
+    waves = sorted({call.wave for call in plan.stages})
+    parts = dict(zip(waves, plan.parts(), strict=True))
+    awaited = dict(zip(waves, plan.awaited_slots(own_task), strict=True))
+    phases = []
+    for members in group_waves(plan):
+        numbers = [i for i, call in enumerate(plan.stages) if call.wave in members]
+        inside = [calls[i] for i in numbers]
+        phases.append(
+            Phase(
+                parts[members[0]],
+                awaited[members[0]],
+                tuple(c for c in inside if isinstance(c, RemoteCall)),
+                tuple(c for c in inside if isinstance(c, LocalCall)),
+                _make_flow(plan, calls, numbers, parts),
             )
-            for i in numbers
         )
-    return Phase(
-        part_of[members[0]],
-        awaited,
-        tuple(c for c in calls if isinstance(c, RemoteCall)),
-        tuple(c for c in calls if isinstance(c, LocalCall)),
-        flow,
+    return tuple(phases)
+
+
+def _make_flow(
+    plan: Plan, calls: Sequence[RemoteCall | LocalCall], numbers: Sequence[int], parts: Mapping[int, int]
+) -> tuple[FlowCall, ...]:
+    """Returns the flow of a phase; empty if no call may wait, or a call has the phase for itself."""
+    if len(numbers) < 2 or not any(plan.stages[i].stage.may_wait for i in numbers):
+        return ()
+    place = {number: k for k, number in enumerate(numbers)}
+    return tuple(
+        FlowCall(
+            calls[i],
+            parts[plan.stages[i].wave],
+            tuple(place[before] for before in plan.after[i] if before in place),
+            plan.stages[i].stage.may_wait,
+        )
+        for i in numbers
     )

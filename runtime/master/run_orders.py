@@ -9,7 +9,7 @@ from concurrent import futures
 
 from runtime import concurrency
 from runtime.cluster.spec import ClusterSpec
-from runtime.master.tasks import LocalTask, RemoteTask, join
+from runtime.master.tasks import LocalTask, RemoteTask, meet_tasks
 from runtime.proto import run_record_pb2
 from runtime.state.cancellation import Cancellation
 from runtime.state.run_record import wait_secs
@@ -20,7 +20,7 @@ _ENDED_SECS = 1.0
 """How long the threads of an order that waits may take to notice that it is over."""
 
 
-def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def find_holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Returns the tasks whose run records count: all of job ps, or without ps the first task by name.
 
     Args:
@@ -30,8 +30,8 @@ def holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return ps or sorted(tasks)[:1]
 
 
-def asked(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """Returns the receivers of an order: all ``holders``, or one for an order that every task has waiting.
+def choose_receivers(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Returns the receivers of an order: all ``find_holders``, or one for an order that every task has waiting.
 
     Each sender has its own, so that no task keeps the threads of all. Only who leads asks all: any may have to go.
     """
@@ -74,7 +74,7 @@ def send_run_order(
     ended = concurrency.Condition()
 
     def send(name: str, address: str) -> run_record_pb2.RunReply:
-        task = join(
+        task = meet_tasks(
             [(name, address)],
             cluster=cluster,
             sender=order.sender,

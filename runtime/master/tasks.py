@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -232,7 +232,7 @@ class RemoteTask:
         if found.task != self.name:
             raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
         if cluster is not None:
-            _same_cluster(self.name, ClusterSpec(found.cluster), sender, cluster)
+            _check_cluster(self.name, ClusterSpec(found.cluster), sender, cluster)
         return found
 
     def meet(self, status: services_pb2.StatusResponse) -> None:
@@ -254,7 +254,9 @@ class RemoteTask:
             raise AbortedError("restarted since the session began, its state is gone", task=self.name)
         if self.has_backup and found.takeovers != self._takeovers:
             self._takeovers = found.takeovers
-            logging.warning("%s was restarted and goes on from its backup: %s", self.name, lost_words(found.backup_lag))
+            logging.warning(
+                "%s was restarted and goes on from its backup: %s", self.name, describe_loss(found.backup_lag)
+            )
         host, _ = split_address(self.address)
         return Endpoint(settled(host), found.data_port, found.unix_path or None, found.host_id, found.incarnation)
 
@@ -408,7 +410,7 @@ class RemoteTask:
 Task = LocalTask | RemoteTask
 
 
-def join(
+def meet_tasks(
     tasks: Sequence[tuple[str, str]],
     *,
     cluster: ClusterSpec,
@@ -420,70 +422,91 @@ def join(
     waited_secs: float = 0.0,
     security: Security | None = None,
 ) -> dict[str, Task]:
-    """Meets every task; waits for those that have not joined yet, and logs their names every 10 s.
+    """Meets every task. Waits for tasks that have not joined yet, and logs the names of these tasks every 10 s.
 
     Args:
-        tasks: (name, address) of each.
-        cluster: this task's view of the cluster, compared with everybody's.
+        tasks: (name, address) of each task.
+        cluster: this task's view of the cluster, compared with the view of each task.
         sender: name of this task.
         client: id of the session.
         options: limits of the tensor channel.
-        timeout: seconds after which to give up, None for no limit.
+        timeout: seconds until the wait fails; None for no limit.
         cancelled: ends the wait, from another thread.
-        waited_secs: how long the client has waited before, for messages.
+        waited_secs: seconds that the client has waited before, for messages.
         security: as of ``RemoteTask``.
 
     Raises:
         UnauthenticatedError: a task has another token, or this process has none.
         CancelledError: ``cancelled`` was set.
-        DeadlineExceededError: names the tasks that did not answer, with their addresses.
+        DeadlineExceededError: tasks did not answer. The message names the tasks and their addresses.
         InvalidArgumentError: a task knows another cluster.
     """
     met: dict[str, Task] = {}
-    waiting: dict[str, RemoteTask] = {}
+    absent: dict[str, RemoteTask] = {}
     for name, address in tasks:
         local = find_local(address)
         if local is not None and local.worker.task == name:
-            _same_cluster(name, local.master.cluster, sender, cluster)
+            _check_cluster(name, local.master.cluster, sender, cluster)
             met[name] = LocalTask(name, local)
         else:
-            waiting[name] = RemoteTask(name, address, client, options, security)
-    started = concurrency.monotonic()
-    deadline = None if timeout is None else started + timeout
-    why: dict[str, str] = {}
-    log_at = started + timeouts.LOG_EVERY_SECS
+            absent[name] = RemoteTask(name, address, client, options, security)
+    wait = _JoinWait(sender, timeout, waited_secs)
     try:
-        while waiting:
-            for name, task in list(waiting.items()):
+        while absent:
+            for name, task in list(absent.items()):
                 cancelled.check(f"waiting for {name}")
-                longest = timeouts.ATTEMPT_SECS
-                left = longest if deadline is None else min(longest, max(0.05, deadline - concurrency.monotonic()))
                 try:
-                    task.meet(task.status(cluster, sender, left))
+                    task.meet(task.status(cluster, sender, wait.attempt_secs()))
                 except (UnavailableError, DeadlineExceededError) as error:
-                    why[name] = why_not(error)
+                    wait.reasons[name] = why_not(error)
                     continue
-                met[name] = waiting.pop(name)
-            now = concurrency.monotonic()
-            if not waiting:
-                break
-            peers = ", ".join(f"{t.name} at {t.address} ({why[t.name]})" for t in waiting.values())
-            if deadline is not None and now >= deadline:
-                raise DeadlineExceededError(
-                    f"after {now - started + waited_secs:.0f} s still waiting for {peers}", task=sender
-                )
-            if now >= log_at:
-                logging.warning("%s: still waiting for %s", sender, peers)
-                log_at = now + timeouts.LOG_EVERY_SECS
-            cancelled.wait(timeouts.JOIN_PAUSE_SECS)  # gRPC tells nobody when a listener appears
+                met[name] = absent.pop(name)
+            if absent:
+                wait.report(absent.values())
+                # gRPC does not report that a listener has appeared.
+                cancelled.wait(timeouts.JOIN_PAUSE_SECS)
     except BaseException:
-        for known in (*waiting.values(), *met.values()):
+        for known in (*absent.values(), *met.values()):
             known.close(client)
         raise
     return met
 
 
-def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:
+class _JoinWait:
+    """A wait for tasks to join: its limit, its log lines, and by task the reason of the last failed attempt."""
+
+    def __init__(self, sender: str, timeout: float | None, waited_secs: float) -> None:
+        self._sender = sender
+        self._waited_secs = waited_secs
+        self._started = concurrency.monotonic()
+        self._deadline = None if timeout is None else self._started + timeout
+        self._log_at = self._started + timeouts.LOG_EVERY_SECS
+        self.reasons: dict[str, str] = {}
+
+    def attempt_secs(self) -> float:
+        """Returns the seconds for the next attempt."""
+        longest = timeouts.ATTEMPT_SECS
+        if self._deadline is None:
+            return longest
+        return min(longest, max(_LEAST_SECS, self._deadline - concurrency.monotonic()))
+
+    def report(self, absent: Iterable[RemoteTask]) -> None:
+        """Logs the tasks that are absent, now and then.
+
+        Raises:
+            DeadlineExceededError: the time is up.
+        """
+        now = concurrency.monotonic()
+        peers = ", ".join(f"{task.name} at {task.address} ({self.reasons[task.name]})" for task in absent)
+        if self._deadline is not None and now >= self._deadline:
+            waited = now - self._started + self._waited_secs
+            raise DeadlineExceededError(f"after {waited:.0f} s still waiting for {peers}", task=self._sender)
+        if now >= self._log_at:
+            logging.warning("%s: still waiting for %s", self._sender, peers)
+            self._log_at = now + timeouts.LOG_EVERY_SECS
+
+
+def _check_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec) -> None:
     if there != here and not agree(here, there):
         raise InvalidArgumentError(
             f"the cluster definition of {name} differs from that of {sender}: {difference(here, there)}; "
@@ -492,12 +515,12 @@ def _same_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec)
         )
 
 
-def lost_words(lag: int) -> str:
+def describe_loss(lag: int) -> str:
     """Returns the updates that the takeover of a task loses, in words for the log."""
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
-def fetcher(find: Callable[[str], Task]) -> FetchFrom:
+def make_fetcher(find: Callable[[str], Task]) -> FetchFrom:
     """Returns the function by which a task fetches tensors that other tasks hold for it."""
 
     def fetch(name: str, session: int, step: int, slot: int) -> AnyArray:

@@ -186,7 +186,7 @@ class Server:
         self._started = self._open = False
         self.takeovers = 0
         with cpu_share.limited(spec, self.task):
-            self.worker = Worker(self.task.job, self.task.index, tasks.fetcher(self._peer), limits)
+            self.worker = Worker(self.task.job, self.task.index, tasks.make_fetcher(self._peer), limits)
         self.worker.checkpoint_participant.roots = roots
         self.worker.checkpoint_participant.cores = cpu_share.share(spec, self.task, os.cpu_count() or 1, of_job=True)
         host, port = split_address(spec.task_address(self.task.job, self.task.index))
