@@ -61,7 +61,8 @@ class Quorum:
             )
         if leads and (kind_of(beside.dtype) not in (1, 2) or beside.shape != ()):
             raise InvalidArgumentError(f"{name}: the step {beside.name!r} must be one number")
-        self._beside = beside
+        self.beside = beside
+        """A variable on the quorum's task."""
         self._leads = leads
         self.name = name
         self._described = {
@@ -77,14 +78,9 @@ class Quorum:
         }
 
     @property
-    def beside(self) -> Variable:
-        """Returns a variable on the quorum's task."""
-        return self._beside
-
-    @property
     def device(self) -> str:
         """Returns the device of its variables, as the graph asks for it."""
-        return self._beside.device
+        return self.beside.device
 
     def push(self, updates: Sequence[Operation], stamp: Tensor, worker: int | None = None) -> Operation:
         """Gives this worker's gradients and waits until their step is over.
@@ -100,12 +96,12 @@ class Quorum:
             An operation with the outputs (step afterwards; whether the gradients counted, bool). Where the quorum
             leads, a step that fetches the step variable too gets the value afterwards.
         """
-        dtype = self._beside.dtype if self._leads else _INT64
+        dtype = self.beside.dtype if self._leads else _INT64
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
         outputs: list[tuple[Shape, DType]] = [((), dtype), ((), np.dtype(np.bool_))]
         name = f"{self.name}/push"
         return defer(
-            self._beside,
+            self.beside,
             updates,
             "quorum/push",
             attrs,
@@ -125,7 +121,7 @@ class Quorum:
         Returns:
             int64[3] of (session, step, step of the last decision or -1), and the workers of that decision.
         """
-        spec = self._beside.spec
+        spec = self.beside.spec
         op = self._host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
         return op.outputs[0], op.outputs[1]
 
@@ -178,13 +174,13 @@ class Quorum:
         stateful: bool = True,
         **attrs: object,
     ) -> Operation:
-        return self._beside.graph.add_operation(
+        return self.beside.graph.add_operation(
             f"Quorum/{what}",
             Host(f"quorum/{what}", {"resource": self._described, **attrs}, stateful, self.name),
             inputs,
             outputs,
             name=f"{self.name}/{what}",
-            colocate_with=self._beside.op,
+            colocate_with=self.beside.op,
         )
 
 

@@ -8,7 +8,7 @@ forward itself: the flop count is that of ``jax.value_and_grad`` (a test shows i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -66,32 +66,35 @@ def gradients(
     outputs = [as_tensor(y) for y in (ys if isinstance(ys, Sequence) and not isinstance(ys, str | bytes) else [ys])]
     if not outputs:
         raise InvalidArgumentError("gradients: ys is empty")
+    starts = _list_starts(grad_ys, len(outputs))
     graph = outputs[0].graph
+    operations = graph.get_operations()
     leaves, tree = jax.tree.flatten(xs)
-    starts = (
-        [None] * len(outputs) if grad_ys is None else list(grad_ys if isinstance(grad_ys, list | tuple) else [grad_ys])
-    )
-    if len(starts) != len(outputs):
-        raise InvalidArgumentError(f"gradients: {len(outputs)} ys, but {len(starts)} grad_ys")
-    targets = [_sources(graph.get_operations(), leaf) for leaf in leaves]
-    wanted = {tensor for group in targets for tensor in group}
-    stopped = {tensor for item in stop_gradients for tensor in _sources(graph.get_operations(), item)}
+    targets = [_find_sources(operations, leaf) for leaf in leaves]
+    stopped = {tensor for item in stop_gradients for tensor in _find_sources(operations, item)}
 
     with graph.as_default(), graph.name_scope(name) as scope, graph.control_dependencies(None):
-        between = _between(outputs, wanted, stopped)
-        collected: dict[Tensor, list[Tensor]] = {}
+        backward = _Backward(outputs, {tensor for group in targets for tensor in group}, stopped)
         for y, start in zip(outputs, starts, strict=True):
             if not _is_differentiable(y):
                 raise InvalidArgumentError(
                     f"gradients: {y.name!r} is {dtype_name(y.dtype)}; only floating point has derivatives"
                 )
-            collected.setdefault(y, []).append(_ones_like(y) if start is None else as_tensor(start))
-        for op in sorted(between, key=lambda op: op.id, reverse=True):
-            _differentiate(op, between, wanted, stopped, collected)
-        reached = [[_sum(collected[t]) for t in group if t in collected] for group in targets]
-        results = [_sum(parts) if parts else None for parts in reached]
+            backward.add(y, _make_ones(y) if start is None else as_tensor(start))
+        backward.run()
+        results = [backward.find_gradient(group) for group in targets]
     with graph.name_scope(scope):
         return jax.tree.unflatten(tree, [_after_control(graph, result) for result in results])
+
+
+def _list_starts(grad_ys: object, count: int) -> Sequence[Any]:
+    """Returns the given gradient of each of ``count`` outputs; None for ones."""
+    if grad_ys is None:
+        return [None] * count
+    starts = grad_ys if isinstance(grad_ys, list | tuple) else [grad_ys]
+    if len(starts) != count:
+        raise InvalidArgumentError(f"gradients: {count} ys, but {len(starts)} grad_ys")
+    return starts
 
 
 def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
@@ -105,11 +108,8 @@ def _after_control(graph: Graph, gradient: Tensor | None) -> Tensor | None:
     return identity(gradient, "gradient", colocate_with=gradient.op)
 
 
-def _sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
-    """Finds the tensors whose gradients add up to that of ``x``.
-
-    For a variable these are all of its reads.
-    """
+def _find_sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
+    """Finds the tensors whose gradients add up to the gradient of ``x``: for a variable all of its reads."""
     if not isinstance(x, Variable):
         return [as_tensor(x)]
     return [
@@ -119,90 +119,120 @@ def _sources(operations: Sequence[Operation], x: TensorLike) -> list[Tensor]:
     ]
 
 
-def _between(ys: Sequence[Tensor], xs: set[Tensor], stopped: set[Tensor]) -> set[Operation]:
+def _find_between(ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collection[Tensor]) -> set[Operation]:
     """Finds the operations on a path from an x to a y."""
-    reached: dict[Operation, bool] = {}
+    on_path: dict[Operation, bool] = {}
     stack = [(y.op, False) for y in ys]
+    # Depth first, with a stack: a deep graph would exceed Python's recursion limit.
     while stack:
-        op, expanded = stack.pop()
-        if op in reached and not expanded:
-            continue
-        if not expanded:
-            reached[op] = False
+        op, is_expanded = stack.pop()
+        if is_expanded:
+            is_open = _without.get(op) != ""
+            on_path[op] = is_open and any(t in xs or (t not in stopped and on_path[t.op]) for t in op.inputs)
+        elif op not in on_path:
+            on_path[op] = False
             stack.append((op, True))
-            stack.extend((t.op, False) for t in op.inputs if t not in stopped and t.op not in reached)
-            continue
-        open_ = _without.get(op) != ""
-        reached[op] = open_ and any(t in xs or (t not in stopped and reached.get(t.op, False)) for t in op.inputs)
-    return {op for op, on_path in reached.items() if on_path}
+            stack.extend((t.op, False) for t in op.inputs if t not in stopped and t.op not in on_path)
+    return {op for op, is_between in on_path.items() if is_between}
 
 
 def _is_differentiable(tensor: Tensor) -> bool:
     return not tensor.dtype.hasobject and bool(jnp.issubdtype(tensor.dtype, np.inexact))
 
 
-def _differentiate(
-    op: Operation,
-    between: set[Operation],
-    xs: set[Tensor],
-    stopped: set[Tensor],
-    collected: dict[Tensor, list[Tensor]],
-) -> None:
-    """Adds the backward operation of ``op`` and hands its results on to the inputs."""
-    used = [t for t in op.outputs if t in collected and _is_differentiable(t)]
-    needed = [
-        i
-        for i, t in enumerate(op.inputs)
-        if t not in stopped and (t in xs or t.op in between) and _is_differentiable(t)
-    ]
-    if not used or not needed:
-        return
-    if op in _without:
-        raise InvalidArgumentError(f"gradients: {op.name!r}: {_without[op]}")
-    if op.type == "Identity":
-        collected.setdefault(op.inputs[0], []).append(_sum(collected[op.outputs[0]]))
-        return
-    if not isinstance(op.body, Pure):
-        # A stateful operation: nothing is known of how its outputs depend on its inputs.
-        return
-    fn, indices = op.body.fn, [t.index for t in used]
+class _Backward:
+    """A backward pass: the gradients that each tensor has received so far.
+
+    Args:
+        ys: the tensors where the pass begins.
+        xs: the tensors where the pass ends.
+        stopped: tensors taken as constants.
+    """
+
+    def __init__(self, ys: Sequence[Tensor], xs: Collection[Tensor], stopped: Collection[Tensor]) -> None:
+        self._xs = xs
+        self._stopped = stopped
+        self._between = _find_between(ys, xs, stopped)
+        self._gradients: dict[Tensor, list[Tensor]] = {}
+
+    def add(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Adds a gradient to a tensor."""
+        self._gradients.setdefault(tensor, []).append(gradient)
+
+    def run(self) -> None:
+        """Adds the backward operations, from the last operation of the graph to the first."""
+        for op in sorted(self._between, key=lambda op: op.id, reverse=True):
+            self._differentiate(op)
+
+    def find_gradient(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Returns the sum of the gradients of ``tensors``; None if no gradient has reached any."""
+        parts = [_sum_parts(self._gradients[t]) for t in tensors if t in self._gradients]
+        return _sum_parts(parts) if parts else None
+
+    def _differentiate(self, op: Operation) -> None:
+        """Adds the backward operation of ``op``, and passes its results to the inputs."""
+        used = [t for t in op.outputs if t in self._gradients and _is_differentiable(t)]
+        needed = [i for i, t in enumerate(op.inputs) if self._needs_gradient(t)]
+        if not used or not needed:
+            return
+        if op in _without:
+            raise InvalidArgumentError(f"gradients: {op.name!r}: {_without[op]}")
+        if op.type == "Identity":
+            self.add(op.inputs[0], _sum_parts(self._gradients[op.outputs[0]]))
+        # Of a stateful operation nobody knows how its outputs depend on its inputs.
+        elif isinstance(op.body, Pure):
+            cotangents = [_sum_parts(self._gradients[t]) for t in used]
+            backward = pure(
+                _make_backward(op.body.fn, len(op.inputs), needed, [t.index for t in used]),
+                [*op.inputs, *cotangents],
+                [(op.inputs[i].shape, op.inputs[i].dtype) for i in needed],
+                f"{op.name}_grad",
+                type="Gradient",
+                colocate_with=op,
+                wide=op.wide,
+            )
+            for place, result in zip(needed, backward.outputs, strict=True):
+                self.add(op.inputs[place], result)
+
+    def _needs_gradient(self, tensor: Tensor) -> bool:
+        is_on_path = tensor in self._xs or tensor.op in self._between
+        return is_on_path and tensor not in self._stopped and _is_differentiable(tensor)
+
+
+def _make_backward(fn: ArrayFn, count: int, needed: Sequence[int], used: Sequence[int]) -> ArrayFn:
+    """Makes a function of ``count`` inputs of ``fn`` and of cotangents, which returns the cotangents of inputs.
+
+    Args:
+        fn: the forward function.
+        count: number of its inputs.
+        needed: places of the inputs whose cotangents are returned.
+        used: places of the outputs whose cotangents are given.
+    """
 
     def backward(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        inputs, cotangents = list(arrays[: len(op.inputs)]), arrays[len(op.inputs) :]
+        inputs, cotangents = list(arrays[:count]), arrays[count:]
 
         def forward(*differentiated: jax.Array) -> tuple[AnyArray, ...]:
             for place, array in zip(needed, differentiated, strict=True):
                 inputs[place] = array
             outputs = fn(*inputs)
-            return tuple(outputs[i] for i in indices)
+            return tuple(outputs[i] for i in used)
 
         _, vjp = jax.vjp(forward, *[inputs[i] for i in needed])
         return tuple(vjp(tuple(cotangents)))
 
-    cotangents = [_sum(collected[t]) for t in used]
-    grad = pure(
-        backward,
-        [*op.inputs, *cotangents],
-        [(op.inputs[i].shape, op.inputs[i].dtype) for i in needed],
-        f"{op.name}_grad",
-        type="Gradient",
-        colocate_with=op,
-        wide=op.wide,
-    )
-    for place, result in zip(needed, grad.outputs, strict=True):
-        collected.setdefault(op.inputs[place], []).append(result)
+    return backward
 
 
-def _ones_like(y: Tensor) -> Tensor:
+def _make_ones(y: Tensor) -> Tensor:
     op = pure(lambda a: (jnp.ones_like(a),), [y], [(y.shape, y.dtype)], "ones", type="OnesLike", colocate_with=y.op)
     return op.outputs[0]
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    total: ArrayFn = lambda *arrays: (sum(arrays[1:], start=arrays[0]),)  # noqa: E731
-    op = pure(total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op)
-    parts[:] = [op.outputs[0]]
-    return op.outputs[0]
+def _sum_parts(parts: list[Tensor]) -> Tensor:
+    """Returns the sum of tensors, which is left as the only part: a second call adds no operation."""
+    if len(parts) > 1:
+        first = parts[0]
+        total: ArrayFn = lambda *arrays: (sum(arrays[1:], start=arrays[0]),)  # noqa: E731
+        parts[:] = pure(total, parts, [(first.shape, first.dtype)], "AddN", colocate_with=first.op).outputs
+    return parts[0]

@@ -205,6 +205,20 @@ class StandsForElement(Protocol):
     def _as_graph_element(self) -> Tensor | Operation: ...
 
 
+class _ThreadScopes(concurrency.local):
+    """The open scopes of one thread in one graph.
+
+    Attributes:
+        name: the open name scope, with a slash at its end; empty at the top.
+        control: the operations of the open ``control_dependencies``.
+        devices: the device scopes that the thread had open when it left for another graph.
+    """
+
+    name: str = ""
+    control: tuple[Operation, ...] = ()
+    devices: DeviceScopes = ()
+
+
 class Graph:
     """A set of operations with unique names, collections and a seed. Building it is thread safe."""
 
@@ -214,8 +228,9 @@ class Graph:
         self._by_name: dict[str, Operation] = {}
         self._names_in_use: dict[str, int] = {}
         self._collections: dict[str, list[Any]] = {}
-        self._local = concurrency.local()
-        self._finalized = False
+        self._scopes = _ThreadScopes()
+        self.finalized = False
+        """True after ``finalize``."""
         self.seed: int | None = None
         """Graph-level random seed; with it every run of the program draws the same numbers."""
 
@@ -241,16 +256,17 @@ class Graph:
 
         Scopes (devices, names, control dependencies) belong to the graph in which they were opened.
         """
-        stack, outer = _graph_stack(), get_default_graph()
-        left = outer._devices
-        stack.append(self)
-        outer._local.devices = device_scopes()  # it may be entered again from here
+        graphs, outer = _defaults.graphs, get_default_graph()._scopes
+        left = outer.devices
+        graphs.append(self)
+        # The block may enter the outer graph again, and finds its device scopes then.
+        outer.devices = device_scopes()
         try:
-            with within_device_scopes(self._devices):
+            with within_device_scopes(self._scopes.devices):
                 yield self
         finally:
-            outer._local.devices = left
-            del stack[_last(stack, self) :]
+            outer.devices = left
+            del graphs[_find_last(graphs, self) :]
 
     @staticmethod
     def of(*inputs: object) -> Graph:
@@ -279,30 +295,30 @@ class Graph:
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
         """Prefixes the names of operations made inside with ``name/``; ``None`` or ``""`` goes back to the top."""
-        old = self._scope
-        if name is None or name == "":
-            self._local.scope = ""
-        elif name.endswith("/"):  # re-enter exactly that scope
-            self._local.scope = name
+        scopes = self._scopes
+        old = scopes.name
+        if not name:
+            scopes.name = ""
+        # A name with a slash at its end enters a scope of an earlier block again.
+        elif name.endswith("/"):
+            scopes.name = name
         else:
-            self._local.scope = self.unique_name(name) + "/"
+            scopes.name = self.unique_name(name) + "/"
         try:
-            yield self._local.scope
+            yield scopes.name
         finally:
-            self._local.scope = old
+            scopes.name = old
 
     @contextlib.contextmanager
     def control_dependencies(self, before: Iterable[object] | None) -> Iterator[None]:
         """Operations made inside run after all of ``before``; ``None`` clears the outer dependencies."""
-        old = self._control
-        if before is None:
-            self._local.control = ()
-        else:
-            self._local.control = old + tuple(self.as_operation(item) for item in before)
+        scopes = self._scopes
+        old = scopes.control
+        scopes.control = () if before is None else (*old, *map(self.as_operation, before))
         try:
             yield
         finally:
-            self._local.control = old
+            scopes.control = old
 
     @property
     def under_control(self) -> tuple[Operation, ...]:
@@ -310,7 +326,7 @@ class Graph:
 
         An operation made now runs after them.
         """
-        return self._control
+        return self._scopes.control
 
     def device(self, spec: str | DeviceSpec | DeviceFunction | None) -> contextlib.AbstractContextManager[None]:
         """Same as ``runtime.device``, for code that holds a graph."""
@@ -318,26 +334,13 @@ class Graph:
 
     def get_name_scope(self) -> str:
         """Returns the open name scope without the slash at its end, ``""`` at the top."""
-        return self._scope.removesuffix("/")
-
-    @property
-    def _devices(self) -> DeviceScopes:
-        """Returns the device scopes that this thread had open in this graph when it left for another graph."""
-        return getattr(self._local, "devices", ())
-
-    @property
-    def _scope(self) -> str:
-        return str(getattr(self._local, "scope", ""))
-
-    @property
-    def _control(self) -> tuple[Operation, ...]:
-        return getattr(self._local, "control", ())
+        return self._scopes.name.removesuffix("/")
 
     # -- names -------------------------------------------------------------------------------------------------
 
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
         """Gives ``name`` within the current scope, with ``_1``, ``_2`` ... appended when it is taken."""
-        full = self._scope + name
+        full = self._scopes.name + name
         with self._lock:
             # As in TF1: names that differ only in case would clash as files and in TensorBoard.
             key = full.lower()
@@ -389,7 +392,7 @@ class Graph:
                     f"{tensor.name!r} is of another graph than {name or type!r} ({tensor.graph} and {self})"
                 )
         with self._lock:
-            if self._finalized:
+            if self.finalized:
                 raise RuntimeError(f"Graph is finalized and cannot be modified: {name or type!r} was not added")
             wanted = name or type
             if not _VALID_NAME.match(wanted):
@@ -397,7 +400,7 @@ class Graph:
                     f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' and '/'"
                 )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
-            control = tuple(dict.fromkeys((*self._control, *control_inputs)))
+            control = tuple(dict.fromkeys((*self._scopes.control, *control_inputs)))
             where = (
                 colocate_with.device
                 if colocate_with is not None
@@ -413,21 +416,16 @@ class Graph:
         """Returns the device that the scopes of this graph ask for."""
         if get_default_graph() is self:
             return current_device(op)
-        with within_device_scopes(self._devices):
+        with within_device_scopes(self._scopes.devices):
             return current_device(op)
 
     def finalize(self) -> None:
         """Makes the graph read only: a step loop that adds operations by mistake fails instead of slowing down."""
-        self._finalized = True
-
-    @property
-    def finalized(self) -> bool:
-        """True after ``finalize``."""
-        return self._finalized
+        self.finalized = True
 
     def unsafe_unfinalize(self) -> None:
         """Opens a finalized graph again (a monitored session does so when it closes)."""
-        self._finalized = False
+        self.finalized = False
 
     # -- looking up --------------------------------------------------------------------------------------------
 
@@ -536,26 +534,27 @@ def _show_shape(shape: Shape | None) -> str:
 
 # -- the default graph, and the default session that `eval` uses ---------------------------------------------------
 
-_threads = concurrency.local()
+
+class _Defaults(concurrency.local):
+    """The default graphs and the default sessions of one thread, the present ones last."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Graph] = []
+        self.sessions: list[SessionLike] = []
+
+
+_defaults = _Defaults()
 _process_graph = Graph()
 
 
-def _graph_stack() -> list[Graph]:
-    stack: list[Graph] | None = getattr(_threads, "graphs", None)
-    if stack is None:
-        stack = _threads.graphs = []
-    return stack
-
-
-def _last(stack: Sequence[object], item: object) -> int:
+def _find_last(stack: Sequence[object], item: object) -> int:
     """Finds the place where ``item`` was pushed last; the end if it is not in the list."""
     return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
 
 def get_default_graph() -> Graph:
     """Returns the graph that new operations of this thread are added to."""
-    stack = _graph_stack()
-    return stack[-1] if stack else _process_graph
+    return _defaults.graphs[-1] if _defaults.graphs else _process_graph
 
 
 def reset_default_graph() -> None:
@@ -565,7 +564,7 @@ def reset_default_graph() -> None:
         RuntimeError: a graph is being used by ``as_default`` in this thread.
     """
     global _process_graph
-    if _graph_stack():
+    if _defaults.graphs:
         raise RuntimeError("reset_default_graph() inside Graph.as_default() would leave that graph in use")
     _process_graph = type(_process_graph)()
 
@@ -585,21 +584,18 @@ def default_session_stack() -> list[SessionLike]:
 
     ``runtime/session/session.py`` pushes to it.
     """
-    stack: list[SessionLike] | None = getattr(_threads, "sessions", None)
-    if stack is None:
-        stack = _threads.sessions = []
-    return stack
+    return _defaults.sessions
 
 
 def push_default_session(session: SessionLike) -> None:
     """Makes ``session`` the default session of this thread."""
-    default_session_stack().append(session)
+    _defaults.sessions.append(session)
 
 
 def pop_default_session(session: SessionLike) -> None:
     """Takes back the last ``push_default_session`` of this session, if this thread made one."""
-    stack = default_session_stack()
-    del stack[_last(stack, session) : _last(stack, session) + 1]
+    place = _find_last(_defaults.sessions, session)
+    del _defaults.sessions[place : place + 1]
 
 
 @contextlib.contextmanager
@@ -618,17 +614,14 @@ def default_session(session: AnySession) -> Iterator[AnySession]:
 
 def get_default_session() -> SessionLike | None:
     """Returns the session that ``eval`` and ``run`` of this thread use, or None."""
-    stack = default_session_stack()
-    return stack[-1] if stack else None
+    return _defaults.sessions[-1] if _defaults.sessions else None
 
 
 def _session_or_default(session: SessionLike | None, what: str) -> SessionLike:
-    if session is not None:
-        return session
-    stack = default_session_stack()
-    if not stack:
+    session = get_default_session() if session is None else session
+    if session is None:
         raise ValueError(f"{what}: no session was given and there is no default session: use 'with Session(...):'")
-    return stack[-1]
+    return session
 
 
 def name_scope(name: str | None) -> contextlib.AbstractContextManager[str]:

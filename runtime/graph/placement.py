@@ -174,17 +174,17 @@ def replica_device_setter(
     worker = DeviceSpec.parse(worker_device or "")
     if cluster is not None:
         spec = ClusterSpec(cluster)
-        ps_tasks = spec.num_tasks(ps.job) if ps.job is not None and ps.job in spec.jobs else 0
+        ps_tasks = spec.num_tasks(ps.job) if ps.job in spec.jobs else 0
     if ps_tasks == 0:
         return None
     if not merge_devices:
         _log.warning(
             "replica_device_setter(merge_devices=False) is deprecated: operations with a device are left alone"
         )
-    if not (ps_strategy is None or callable(ps_strategy)):
-        raise TypeError(f"ps_strategy must be callable, got {type(ps_strategy).__name__}")
     tasks = itertools.cycle(range(ps_tasks))
     choose = ps_strategy or (lambda op: next(tasks))
+    if not callable(choose):
+        raise TypeError(f"ps_strategy must be callable, got {type(ps_strategy).__name__}")
     types = frozenset(STANDARD_PS_OPS if ps_ops is None else ps_ops)
 
     def device_of(op: OpInfo) -> DeviceSpec:

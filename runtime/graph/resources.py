@@ -39,17 +39,18 @@ class _Resource:
         self._described = {**described, "name": key, "container": container}
         self._kernel = kernel
         with graph.control_dependencies(None):
-            self._op = graph.add_operation(
+            self.op = graph.add_operation(
                 type,
                 Host(f"{kernel}/open", {"resource": self._described}, True, key),
                 outputs=[((), np.dtype(object))],
                 name=full + "/",
             )
+            """The operation that stands for the resource. Like any use, a run of the operation makes the resource."""
 
     @property
     def name(self) -> str:
         """Returns the name of its operation, unique in the graph."""
-        return self._op.name
+        return self.op.name
 
     @property
     def shared_name(self) -> str:
@@ -60,21 +61,13 @@ class _Resource:
         return str(self._described["name"])
 
     @property
-    def op(self) -> Operation:
-        """Returns the operation that stands for the resource.
-
-        Running it makes the resource, as any use does.
-        """
-        return self._op
-
-    @property
     def device(self) -> str:
         """Returns the device that was asked for, or ``""``."""
-        return self._op.device
+        return self.op.device
 
     @property
     def graph(self) -> Graph:
-        return self._op.graph
+        return self.op.graph
 
     def _add(
         self,
@@ -86,13 +79,13 @@ class _Resource:
         stateful: bool = True,
         **attrs: object,
     ) -> Operation:
-        return self._op.graph.add_operation(
-            f"{self._op.type}/{what}",
+        return self.op.graph.add_operation(
+            f"{self.op.type}/{what}",
             Host(f"{self._kernel}/{what}", {"resource": self._described, **attrs}, stateful, self.shared_name),
             inputs,
             outputs,
-            name=name or f"{self._op.name.rsplit('/', 1)[-1]}_{what}",
-            colocate_with=self._op,
+            name=name or f"{self.op.name.rsplit('/', 1)[-1]}_{what}",
+            colocate_with=self.op,
         )
 
 
@@ -142,7 +135,7 @@ class Queue(_Resource):
     def dequeue(self, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Removes one element; waits until there is one. Gives a tensor for each component."""
         op = self._add("dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name)
-        return op.outputs[0] if len(op.outputs) == 1 else op.outputs
+        return _unpack_element(op)
 
     def dequeue_many(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
         """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
@@ -171,11 +164,11 @@ class Queue(_Resource):
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
-        with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
+        with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
             count = as_tensor(n) if hasattr(n, "op") else constant(n, np.int32, name="n")
         outputs = [((first, *(s or ())), d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
         op = self._add("dequeue_many", [count], outputs, name=name, up_to=up_to)
-        return op.outputs[0] if len(op.outputs) == 1 else op.outputs
+        return _unpack_element(op)
 
     def _components(self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]) -> list[Tensor]:
         items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
@@ -377,8 +370,12 @@ class ConditionalAccumulator(_Resource):
     def _integer(self, value: TensorLike, what: str) -> Tensor:
         if is_tensor(value):
             return as_tensor(value)
-        with self.graph.as_default(), self.graph.device(lambda op: self._op.device):
+        with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
             return constant(value, np.int64, name=what)
+
+
+def _unpack_element(op: Operation) -> Tensor | tuple[Tensor, ...]:
+    return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
 
 def _listed(items: DTypes) -> list[DTypeLike]:

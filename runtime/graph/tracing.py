@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -93,26 +93,30 @@ def infer(
         wide = needs_64_bit([dtype for _, dtype in inputs]) or x64_enabled()
     failed: list[Exception] = []
     found: list[object] = []
-    for rank in range(5) if any(shape is None for shape, _ in inputs) else range(1):
+    # An input of unknown rank is tried with each rank, of 0 to 4 dimensions.
+    ranks = 5 if any(shape is None for shape, _ in inputs) else 1
+    for rank in range(ranks):
         shapes = [(None,) * rank if shape is None else shape for shape, _ in inputs]
-        run = _Run(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed)
-        found += _results(shapes, run)
+        found += _trace_sizes(_Run(fn, what, wide, shapes, [dtype for _, dtype in inputs], failed))
     if not found:
-        if isinstance(failed[0], misuse.TensorInsideError):
-            raise failed[0]
-        told = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
-        text = f"{what}({told}): {type(failed[0]).__name__}: {one_line(failed[0])}"
-        raise InvalidArgumentError(text) from failed[0]
-    found = [result for result in found if _same_structure(result, found[0])]
+        raise _describe_failure(failed[0], inputs, what)
     leaves, tree = jax.tree.flatten(found[0])
-    versions = zip(*(jax.tree.leaves(result) for result in found), strict=True)
-    shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in versions]
+    structure: object = tree
+    # A result of another structure says nothing about the shapes of this structure.
+    alike = [jax.tree.leaves(result) for result in found if structure == jax.tree.structure(result)]
+    shapes_of = [_common_shape([leaf.shape for leaf in same]) for same in zip(*alike, strict=True)]
     return tree, [(shape, leaf.dtype) for shape, leaf in zip(shapes_of, leaves, strict=True)]
 
 
-def _same_structure(one: object, other: object) -> bool:
-    structure: object = jax.tree.structure(one)
-    return structure == jax.tree.structure(other)
+def _describe_failure(
+    error: Exception, inputs: Sequence[tuple[Shape | None, DType]], what: str
+) -> InvalidArgumentError:
+    if isinstance(error, misuse.TensorInsideError):
+        return error
+    given = ", ".join(f"{dtype.name}{'?' if shape is None else list(shape)}" for shape, dtype in inputs)
+    described = InvalidArgumentError(f"{what}({given}): {type(error).__name__}: {one_line(error)}")
+    described.__cause__ = error
+    return described
 
 
 _Place = tuple[int, int]
@@ -148,14 +152,14 @@ class _Run:
             _guessing.reset(token)
 
 
-def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
+def _trace_sizes(run: _Run) -> list[object]:
     """Traces a function with different sizes for its unknown dimensions.
 
     A dimension of a result is static if it is the same number in all of them. So each unknown dimension is a symbol of
     its own (shape polymorphism of ``jax.export``). Where the function accepts no symbols, as it needs a number
     (``len(x)``), or has to know which of two is larger, numbers stand for them in every order.
     """
-    places = [(i, axis) for i, shape in enumerate(shapes) for axis, d in enumerate(shape) if d is None]
+    places = [(i, axis) for i, shape in enumerate(run.shapes) for axis, d in enumerate(shape) if d is None]
     if not places:
         return run({})
     equal: _Sizes = dict.fromkeys(places, _SIZE)
@@ -164,7 +168,8 @@ def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
     symbolic = _with_symbols(places, run)
     # JAX 0.10.0 has this class under no public name.
     undecided = any(type(error).__name__ == "InconclusiveDimensionOperation" for error in run.failed[errors:])
-    del run.failed[errors:]  # an error that the program sees speaks of numbers
+    # An error of a program speaks of numbers, not of symbols.
+    del run.failed[errors:]
     if symbolic and not undecided:
         return found + symbolic
     accepted = [equal] * len(found)
@@ -172,11 +177,17 @@ def _results(shapes: Sequence[Shape], run: _Run) -> list[object]:
         results = run(sizes)
         found += results
         accepted += [sizes] * len(results)
-    # A number says nothing about a size that was the same in all calls; one element alone may be all that is taken.
-    if any(len({sizes[place] for sizes in accepted}) == 1 != accepted[0][place] for place in places if accepted):
+    if _leaves_size_open(places, accepted):
         found.append(jax.tree.map(_of_unknown_shape, found[0]))
-    known = dict.fromkeys(d for shape in shapes for d in shape if d is not None and d > 1)
-    return found or _fitting(places, known, run)
+    return found or _fitting(places, run)
+
+
+def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> bool:
+    """Returns True if a dimension had the same size in all accepted calls, which says nothing about other sizes.
+
+    The size 1 says something: the function may take one element only.
+    """
+    return any(len({sizes[place] for sizes in accepted}) == 1 != accepted[0][place] for place in places if accepted)
 
 
 def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -214,8 +225,9 @@ def _several_inputs(places: Sequence[_Place]) -> Sequence[int]:
     return inputs if len(inputs) > 2 else []
 
 
-def _fitting(places: Sequence[_Place], known: Iterable[int], run: _Run) -> list[object]:
+def _fitting(places: Sequence[_Place], run: _Run) -> list[object]:
     """Traces with sizes that equal a known one (``[None] + [3]``), are multiples of others, or are very large."""
+    known = dict.fromkeys(d for shape in run.shapes for d in shape if d is not None and d > 1)
     found = [result for size in known for result in run(dict.fromkeys(places, size))]
     for size, larger, base in [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES):
         found += run({**dict.fromkeys(places, base), larger: base * size})

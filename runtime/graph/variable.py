@@ -68,15 +68,17 @@ class Variable(Operators[Tensor]):
             # The name is taken now, so that another thread gets another name.
             full = graph.unique_name(name or "Variable")
             self.spec = VariableSpec(full, static, wanted, container, local)
-            self._op = graph.add_operation("Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/")
+            self.op = graph.add_operation("Variable", Read(self.spec), outputs=[(static, wanted)], name=full + "/")
+            """The operation ``w``."""
             with graph.name_scope(full + "/"):
-                with graph.device(lambda op: self._op.device):
+                with graph.device(lambda op: self.op.device):
                     value = initial_value() if callable(initial_value) else initial_value
                     self.initial_value = self._initial_tensor(value, wanted)
-                self._initializer = self._update(
+                self.initializer = self._update(
                     "Assign", None, lambda value: (value, value), self.initial_value, overwrites=True
                 ).op
-                self._snapshot = identity(self._op.outputs[0], "read", colocate_with=self._op)
+                """The operation ``w/Assign``, which gives the variable its initial value."""
+                self._snapshot = identity(self.op.outputs[0], "read", colocate_with=self.op)
         self._reads_after: dict[tuple[Operation, ...], Tensor] = {}
         self.trainable = trainable
         if collections is None:
@@ -94,7 +96,7 @@ class Variable(Operators[Tensor]):
                     f"variable {self.spec.name!r}: initial value {tensor.name!r} is {dtype_name(tensor.dtype)}, "
                     f"not {dtype_name(wanted)}"
                 )
-            return identity(tensor, "initial_value", colocate_with=self._op)
+            return identity(tensor, "initial_value", colocate_with=self.op)
         return constant(value, wanted, shape=None if np.ndim(value) else self.spec.shape, name="initial_value")
 
     # -- what it is --------------------------------------------------------------------------------------------
@@ -102,22 +104,17 @@ class Variable(Operators[Tensor]):
     @property
     def name(self) -> str:
         """Returns ``w:0``, the name of the tensor that is the variable's value."""
-        return self._op.outputs[0].name
-
-    @property
-    def op(self) -> Operation:
-        """The operation ``w``."""
-        return self._op
+        return self.op.outputs[0].name
 
     @property
     def graph(self) -> Graph:
         """Returns the graph in which the variable was made."""
-        return self._op.graph
+        return self.op.graph
 
     @property
     def device(self) -> str:
         """Returns the device that was asked for, or ``""``."""
-        return self._op.device
+        return self.op.device
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,19 +126,14 @@ class Variable(Operators[Tensor]):
         """Returns the dtype; ``object`` for strings."""
         return self.spec.dtype
 
-    @property
-    def initializer(self) -> Operation:
-        """Returns the operation ``w/Assign``, which gives the variable its initial value."""
-        return self._initializer
-
     def initialize_from(self, value: TensorLike) -> None:
         """Makes the initialiser give ``value`` from now on: an array or tensor of the variable's shape and dtype.
 
         Operations that were made of the old initialiser (an ``init`` group) are not changed.
         """
         graph = self.graph
-        with graph.as_default(), graph.control_dependencies(None), graph.name_scope(self._op.name + "/"):
-            self._initializer = self.assign(value, name="Assign").op
+        with graph.as_default(), graph.control_dependencies(None), graph.name_scope(self.op.name + "/"):
+            self.initializer = self.assign(value, name="Assign").op
 
     def value(self) -> Tensor:
         """Returns the tensor that stands for the variable in arithmetic.
@@ -153,7 +145,7 @@ class Variable(Operators[Tensor]):
             return self._snapshot
         if before not in self._reads_after:
             with self.graph.name_scope(None):
-                self._reads_after[before] = self._read(f"{self._op.name}/read")
+                self._reads_after[before] = self._read(f"{self.op.name}/read")
         return self._reads_after[before]
 
     def read_value(self) -> Tensor:
@@ -161,7 +153,7 @@ class Variable(Operators[Tensor]):
 
         Under ``control_dependencies`` the read comes after those operations.
         """
-        return self._read(f"{self._op.name.rsplit('/', 1)[-1]}/ReadVariable")
+        return self._read(f"{self.op.name.rsplit('/', 1)[-1]}/ReadVariable")
 
     def _read(self, name: str) -> Tensor:
         graph = self.graph
@@ -170,7 +162,7 @@ class Variable(Operators[Tensor]):
             Read(self.spec),
             outputs=[(self.spec.shape, self.spec.dtype)],
             name=name,
-            colocate_with=self._op,
+            colocate_with=self.op,
         )
         return op.outputs[0]
 
@@ -184,8 +176,8 @@ class Variable(Operators[Tensor]):
             Host("value_or", _attrs(self.spec), resource=self.spec.name),
             [self.initial_value],
             [(self.spec.shape, self.spec.dtype)],
-            name=f"{self._op.name}/initialized_value",
-            colocate_with=self._op,
+            name=f"{self.op.name}/initialized_value",
+            colocate_with=self.op,
         )
         return op.outputs[0]
 
@@ -193,7 +185,7 @@ class Variable(Operators[Tensor]):
         return self.value()
 
     def _as_graph_element(self) -> Tensor:
-        return self._op.outputs[0]
+        return self.op.outputs[0]
 
     def __repr__(self) -> str:
         at = f" device={self.device!r}" if self.device else ""
@@ -201,7 +193,7 @@ class Variable(Operators[Tensor]):
 
     def eval(self, session: SessionLike | None = None) -> Any:
         """Returns the value in ``session`` or in the default session."""
-        return self._op.outputs[0].eval(session=session)
+        return self.op.outputs[0].eval(session=session)
 
     # -- changing it -------------------------------------------------------------------------------------------
 
@@ -233,7 +225,7 @@ class Variable(Operators[Tensor]):
         return update([self], replaced, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update").outputs[0]
 
     def _update(self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False) -> Tensor:
-        with Graph.of(self, value).as_default(), self.graph.device(lambda op: self._op.device):
+        with Graph.of(self, value).as_default(), self.graph.device(lambda op: self.op.device):
             if is_tensor(value):
                 tensor = as_tensor(value)
             else:
@@ -249,7 +241,7 @@ class Variable(Operators[Tensor]):
             [tensor],
             [(self.spec.shape, self.spec.dtype)],
             name=name or kind,
-            colocate_with=self._op,
+            colocate_with=self.op,
         )
         return op.outputs[0]
 

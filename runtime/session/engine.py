@@ -128,7 +128,7 @@ class RemoteEngine:
         except BaseException:
             self._channel.close()
             raise
-        self.id = self._id = answer.session
+        self.id = answer.session
         try:
             self._renewal = concurrency.every(timeouts.RENEW_SECS, self._renew, blocks=True)
         except BaseException:
@@ -193,7 +193,7 @@ class RemoteEngine:
 
     def prepare(self, plan: Plan) -> tuple[int, Plan]:
         """Registers a plan with the master."""
-        request = pb.RegisterPlanRequest(session=self._id, plan=plan_to_proto(plan))
+        request = pb.RegisterPlanRequest(session=self.id, plan=plan_to_proto(plan))
         with self._waiting("register the stages of a step"):
             return rpc.call(self._stub.RegisterPlan, request, timeout=self._timeout, task=self._target).plan, plan
 
@@ -215,7 +215,7 @@ class RemoteEngine:
         number, plan = prepared
         limit = self._timeout if timeout is None else timeout
         request = pb.RunStepRequest(
-            session=self._id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
+            session=self.id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
         )
         allowed = None if limit is None else limit + 1.0
         with self._waiting("run a step"):
@@ -225,13 +225,13 @@ class RemoteEngine:
 
     def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
         """Has a task carry out an order of a coordinator of checkpoints."""
-        request = pb.ForwardCheckpointRequest(session=self._id, task=task, order=order, timeout_secs=timeout or 0.0)
+        request = pb.ForwardCheckpointRequest(session=self.id, task=task, order=order, timeout_secs=timeout or 0.0)
         limit = None if timeout is None else timeout + 1.0
         return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
         """Has a task carry out an order to its run record that does not wait."""
-        request = pb.ForwardRunOrderRequest(session=self._id, task=task, order=order, answer_secs=ANSWER_SECS)
+        request = pb.ForwardRunOrderRequest(session=self.id, task=task, order=order, answer_secs=ANSWER_SECS)
         limit = ANSWER_SECS + LATE_SECS
         return rpc.call(self._stub.ForwardRunOrder, request, timeout=limit, task=self._target).replies[task]
 
@@ -239,14 +239,14 @@ class RemoteEngine:
         """Opens a way to a task for byte ranges of variables: to the master they go in gRPC messages."""
 
         def request(byte_range: ByteRange, data: bytes) -> pb.ForwardBytesReply:
-            request = pb.ForwardBytesRequest(session=self._id, task=task, byte_range=byte_range, data=data)
+            request = pb.ForwardBytesRequest(session=self.id, task=task, byte_range=byte_range, data=data)
             return rpc.call(self._stub.ForwardBytes, request, timeout=FORWARD_SECS, task=self._target)
 
         return RelayedStream(request)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
         """Continues under generations that the client has begun; returns True if one is new to the session."""
-        request = pb.AdoptGenerationsRequest(session=self._id, generations=generations)
+        request = pb.AdoptGenerationsRequest(session=self.id, generations=generations)
         before = self.value_ids
         answer = rpc.call(self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target)
         self.value_ids = dict(answer.value_ids)
@@ -273,7 +273,7 @@ class RemoteEngine:
 
     def _end_session(self) -> None:
         try:
-            request = pb.CloseSessionRequest(session=self._id)
+            request = pb.CloseSessionRequest(session=self.id)
             rpc.call(self._stub.CloseSession, request, timeout=CLOSE_SECS, task=self._target)
         except OpError as error:
             logging.info("closing the session at %s: %s", self._target, error)
@@ -284,7 +284,7 @@ class RemoteEngine:
         """Renews the session once."""
         self.log_waits()
         try:
-            request = pb.RenewSessionRequest(session=self._id)
+            request = pb.RenewSessionRequest(session=self.id)
             rpc.call(self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target)
         except AbortedError as error:
             # The next step of the client fails by the same error.

@@ -590,20 +590,19 @@ class InteractiveSession(Session):
 
 
 def _open(target: str, config: SessionConfig | None, security: Security | None) -> tuple[Engine, SessionConfig]:
+    chosen = config or SessionConfig()
     if not target:
-        chosen = config or SessionConfig()
         return PrivateServer().create_session(chosen), chosen
     if not target.startswith("grpc://"):
         raise NotFoundError(
             f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
         )
     local = find_local(target.removeprefix("grpc://"))
-    if local is not None:
-        assert isinstance(local.master, Master)
-        chosen = config or local.config or SessionConfig()
-        return local.master.create_session(chosen), chosen
-    chosen = config or SessionConfig()
-    return RemoteEngine(target, chosen, security), chosen
+    if local is None:
+        return RemoteEngine(target, chosen, security), chosen
+    assert isinstance(local.master, Master)
+    chosen = config or local.config or chosen
+    return local.master.create_session(chosen), chosen
 
 
 def _close_dropped(engine: Engine, target: str) -> None:
