@@ -87,34 +87,6 @@ class StepContext:
         raise StopIteration("step_fn has requested the iterations to stop.")
 
 
-class _CreatorSource:
-    """The source of a monitored session's sessions: a session creator.
-
-    Args:
-        creator: The session creator.
-        probe: Tensor that touches every task with variables; None where the creator knows of none.
-    """
-
-    def __init__(self, creator: TrainingSessionCreator, probe: rt.Tensor | None) -> None:
-        self._creator = creator
-        self.probe = probe
-        self.records = creator.records()
-        self.give_up_secs = creator.give_up_secs
-
-    def ready(self, recovering: bool) -> rt.Session:
-        """Opens a session that is ready for training.
-
-        Args:
-            recovering: True where the session takes the place of one that has lost a task.
-        """
-        self._creator.recovering = recovering
-        return self._creator.create_session()
-
-    def bare(self) -> rt.Session:
-        """Opens a session that need not be ready."""
-        return self._creator.bare_session()
-
-
 class MonitoredSession:
     """A session that initialises or restores, calls hooks, recovers lost tasks and ends training well.
 
@@ -172,10 +144,9 @@ class MonitoredSession:
     def _open(self, creator: TrainingSessionCreator) -> ManagedSession:
         saved = [os.path.split(hook.save_path) for hook in _savers_among(self._hooks)]
         series = next((name for directory, name in saved if directory == self._checkpoint_dir), "")
-        probe = creator.equip(self._life.grace_period, series, recovers=self._recovers)
-
+        creator.equip(self._life.grace_period, series, recovers=self._recovers)
         return self._life.open(
-            _CreatorSource(creator, probe),
+            creator,
             self._graph,
             recover=self._recovers,
             global_step=get_global_step(self._graph),

@@ -15,20 +15,19 @@ from absl import logging
 
 import runtime as rt
 from harness.coordinator import LONGEST_SECS, STOP_GRACE_SECS, Coordinator, ExcInfo, LooperThread, failed
-from harness.monitoring.cluster_scalars import SeriesThread, SeriesWriter
 from harness.training.run import services, supervisor_parts
+from harness.training.run.chief_services import ChiefServices
 from harness.training.start import readiness
 from harness.training.start.global_step import GlobalStep
 from harness.training.start.managed_session import ManagedSession
 from harness.training.start.policy import Role
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
+from harness.training.start.session_source import ManagerSource
 from harness.training.stop.lifecycle import Lifecycle
 from harness.training.stop.policy import RunPhase
-from runtime import concurrency
 from runtime.concurrency import Thread
 
-_LOG_SECS = 10.0
 _OF_THE_STOP = (rt.CancelledError, rt.OutOfRangeError)
 """Errors that a stop, or the end of the input, causes in steps that are under way."""
 
@@ -104,10 +103,9 @@ class Supervisor:
         self._graph = parts.graph
         self.is_chief = is_chief
         """True on the chief."""
-        self._stop_grace_secs = min(stop_grace_secs, LONGEST_SECS)
         self.coord = Coordinator()
         """The coordinator that stops the threads."""
-        self._life = Lifecycle(self.coord, is_chief, self._stop_grace_secs)
+        self._life = Lifecycle(self.coord, is_chief, min(stop_grace_secs, LONGEST_SECS))
         self.logdir = parts.logdir
         """Absolute path of the log directory; None for none."""
         self.ready_op = parts.ready_op
@@ -137,13 +135,9 @@ class Supervisor:
         """Seconds between summaries; None on tasks that are not the chief."""
         self.save_path = os.path.join(parts.logdir, checkpoint_basename) if is_chief and parts.logdir else None
         """First part of the checkpoints' paths; None where none are written."""
-        self.summary_writer = parts.summary_writer
+        self.summary_writer: Any = parts.summary_writer
         """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
-        self._writer_closed = False
-        self._graph_written = False
-        self._checkpoints: services.Checkpoints | None = None
-        self._summaries: services.Summaries | None = None
-        self._services: Sequence[Thread] = ()
+        self._services = ChiefServices(self.coord, parts, self.save_path, self._life.leads)
         self._graph.finalize()
 
     # -- a session ---------------------------------------------------------------------------------------------
@@ -199,7 +193,7 @@ class Supervisor:
             raise
         finally:
             try:
-                self._end(over=over, close_summary_writer=close_summary_writer)
+                self._end(over, close_summary_writer, ignores_threads=False)
             finally:
                 self._life.close()
         if after_the_stop is not None:
@@ -235,21 +229,15 @@ class Supervisor:
             DeadlineExceededError: The model was not ready in time. The message names what or which task was missing.
         """
         self.coord.clear_stop()
-        writer = self.summary_writer
-        if writer is not None and self._writer_closed:
-            writer.reopen()
-            self._writer_closed = False
+        self._services.reopen_writer()
         if recover:
             # A silent task is waited for: its step is neither lost nor doubled when the task answers again.
             config = readiness.with_start_timeout(config, max_wait_secs)
-        source = _SupervisorSource(self, self._graph, master, config, wait_for_checkpoint, max_wait_secs)
+        source = _source(self, self._graph, master, config, max_wait_secs, wait_for_checkpoint)
         session = self._life.open(source, self._graph, recover=recover, global_step=self.global_step)
         session.on_exit = self._leave_block
-        self._services = []
         try:
-            if writer is not None and not self._graph_written:
-                writer.add_graph(self._graph)
-                self._graph_written = True
+            self._services.write_graph()
             if start_standard_services and not self._life.late:
                 if self.is_chief and self.logdir is not None:
                     self.start_standard_services(session)
@@ -281,36 +269,8 @@ class Supervisor:
         if self.logdir is None:
             logging.warning("Standard services need a 'logdir' passed to the Supervisor")
             return None
-        writer = self.summary_writer
-        if writer is not None and self.global_step is not None:
-            writer.add_session_log("START", int(sess.run(self.global_step)))
-        threads = self._make_summary_threads(sess, self.save_summaries_secs or 0)
-        if self.saver is not None and self.save_path is not None:
-            self._checkpoints = services.Checkpoints(
-                self.saver, self.save_path, self.global_step, writer, self._life.leads
-            )
-            saves = services.CheckpointThread(self.coord, self.save_model_secs or 0, sess, self._checkpoints)
-            self._life.save = saves.save
-            if self.save_model_secs:
-                threads.append(saves)
-        for thread in threads:
-            thread.start()
-        self._services = threads
-        return threads
-
-    def _make_summary_threads(self, sess: ManagedSession, secs: float) -> list[Thread]:
-        writer = self.summary_writer
-        threads: list[Thread] = []
-        if not secs or writer is None:
-            return threads
-        if self.summary_op is not None:
-            self._summaries = services.Summaries(self.summary_op, self.global_step, writer)
-            threads.append(services.service(self.coord, "write-summaries", secs, sess, self._summaries.write))
-        if self.global_step is not None:
-            count = services.StepCounter(self.global_step.op.name, writer).count_in(self.global_step)
-            threads.append(services.service(self.coord, "count-steps", secs, sess, count))
-            if sess.target and isinstance(writer, SeriesWriter):
-                threads.append(SeriesThread(self.coord, secs, sess, self.global_step, writer))
+        threads = self._services.start(sess, self.save_model_secs or 0, self.save_summaries_secs or 0)
+        self._life.save = self._services.save
         return threads
 
     def start_queue_runners(
@@ -384,29 +344,19 @@ class Supervisor:
             BaseException: The error that a thread, or ``request_stop``, has reported.
             RuntimeError: Threads are alive after the grace period. The message names them.
         """
-        self._end(
-            over=True,
-            close_summary_writer=close_summary_writer,
-            threads=threads,
-            ignore_live_threads=ignore_live_threads,
-        )
+        self._end(True, close_summary_writer, threads, ignore_live_threads)
 
     def _end(
-        self,
-        *,
-        over: bool,
-        close_summary_writer: bool,
-        threads: Sequence[Thread] | None = None,
-        ignore_live_threads: bool = False,
+        self, over: bool, closes_writer: bool, threads: Sequence[Thread] | None = None, ignores_threads: bool = True
     ) -> None:
         interruption: BaseException | None = None
-        directory = None if self._checkpoints is None else self.logdir
+        directory = None if self._services.checkpoints is None else self.logdir
         try:
             while True:
                 try:
                     if interruption is None:
-                        self._stop_and_join(threads, over=over, ignore_live_threads=ignore_live_threads)
-                    self._life.finish(self._final, over=over, checkpoint_dir=directory)
+                        self._stop_and_join(over, threads, ignores_threads)
+                    self._life.finish(self._services.write_final, over=over, checkpoint_dir=directory)
                     break
                 except (KeyboardInterrupt, SystemExit) as error:
                     # A first interruption of the end saves, but training is not over; a second one ends at once.
@@ -418,51 +368,26 @@ class Supervisor:
                 raise interruption
         finally:
             self.coord.request_stop()
-            if close_summary_writer and self.summary_writer is not None and not self._writer_closed:
-                self.summary_writer.add_session_log("STOP")
-                self.summary_writer.close()
-                self._writer_closed = True
+            if closes_writer:
+                self._services.close_writer()
 
-    def _stop_and_join(self, threads: Sequence[Thread] | None, *, over: bool, ignore_live_threads: bool) -> None:
+    def _stop_and_join(self, over: bool, threads: Sequence[Thread] | None, ignores_threads: bool) -> None:
         if over and not failed(self.coord):
             # The services are still at work: a long wait for other workers has checkpoints, too.
             self._life.wait_for_others()
         self.coord.request_stop()
         self._life.limit_silence()
-        self._join_services()
-        self.coord.join(threads, self._stop_grace_secs, ignore_live_threads)
+        self._services.join()
+        self.coord.join(threads, self._life.grace_secs, ignores_threads)
 
     def _leave_block(self, error: BaseException | None) -> None:
         """Ends training with the block of a session from ``prepare_or_wait_for_session``."""
         if error is None or isinstance(error, rt.OutOfRangeError):
-            self._end(over=True, close_summary_writer=False, ignore_live_threads=True)
+            self._end(over=True, closes_writer=False)
         elif not isinstance(error, Exception):
-            self._end(over=False, close_summary_writer=False, ignore_live_threads=True)
+            self._end(over=False, closes_writer=False)
         else:
             self._life.abandon()
-
-    def _join_services(self) -> None:
-        """Waits for the services, for a save without a limit.
-
-        After a failure no service is waited for here; ``Coordinator.join`` gives all threads the grace period.
-        """
-        for thread in self._services:
-            while thread.is_alive() and thread is not concurrency.current_thread() and not failed(self.coord):
-                saves = isinstance(thread, services.CheckpointThread)
-                thread.join(_LOG_SECS)
-                if thread.is_alive():
-                    logging.warning("stopping: waiting for thread %s", thread.name)
-                if not saves:
-                    break
-
-    def _final(self, session: rt.SessionLike) -> None:
-        """Writes the last checkpoint, then the last summaries."""
-        if self._checkpoints is not None:
-            self._checkpoints.save(session)
-        if self._summaries is not None:
-            self._summaries.write(session)
-        if self.summary_writer is not None and not self._writer_closed:
-            self.summary_writer.flush()
 
     def request_stop(self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False) -> None:
         """Stops every thread of this task; see ``Coordinator.request_stop``.
@@ -507,65 +432,26 @@ class Supervisor:
     SummaryComputed = summary_computed
 
 
-class _SupervisorSource:
-    """The source of a Supervisor's sessions.
-
-    Args:
-        supervisor: Supervisor whose operations make a session ready.
-        graph: Graph of the sessions.
-        master: Session target.
-        config: Session options.
-        wait_for_checkpoint: True makes a chief without a checkpoint wait for a checkpoint before it initialises.
-        max_wait_secs: Seconds to wait for a session.
-    """
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        graph: rt.Graph,
-        master: str,
-        config: rt.SessionConfig | None,
-        wait_for_checkpoint: bool,
-        max_wait_secs: float,
-    ) -> None:
-        self._supervisor = supervisor
-        self._graph = graph
-        self._master = master
-        self._config = config
-        self._recovering_config = readiness.for_recovery(config)
-        self._wait_for_checkpoint = wait_for_checkpoint
-        self.give_up_secs = max_wait_secs
-        manager = supervisor.session_manager
-        # A manager of the user's own knows neither run records nor a probe.
-        self._own = manager if isinstance(manager, SessionManager) else None
-        role = Role.CHIEF if supervisor.is_chief else Role.OTHER
-        self.records = self._own.records(master, config, role) if self._own is not None else None
-        self.probe: rt.Tensor | None = self._own.probe if self._own is not None else None
-
-    def ready(self, recovering: bool) -> rt.Session:
-        """Opens a session that is ready, as the chief or as another task.
-
-        Args:
-            recovering: True where the session takes the place of one that has lost a task.
-        """
-        supervisor, manager = self._supervisor, self._supervisor.session_manager
-        config = self._recovering_config if recovering else self._config
-        if not supervisor.is_chief:
-            return manager.wait_for_session(self._master, config=config, max_wait_secs=self.give_up_secs)
-        extra: dict[str, Any] = {"recovering": recovering} if self._own is not None else {}
-        return manager.prepare_session(
-            self._master,
-            supervisor.init_op,
-            saver=supervisor.saver,
-            checkpoint_dir=supervisor.logdir,
-            wait_for_checkpoint=self._wait_for_checkpoint,
-            max_wait_secs=self.give_up_secs,
-            config=config,
-            init_feed_dict=supervisor.init_feed_dict,
-            init_fn=supervisor.init_fn,
-            **extra,
-        )
-
-    def bare(self) -> rt.Session:
-        """Opens a session that need not be ready."""
-        return rt.Session(self._master, self._graph, readiness.filtered(self._config, self._graph, self.give_up_secs))
+def _source(
+    supervisor: Supervisor,
+    graph: rt.Graph,
+    master: str,
+    config: rt.SessionConfig | None,
+    max_wait_secs: float,
+    wait_for_checkpoint: bool,
+) -> ManagerSource:
+    """Returns the source of a Supervisor's sessions."""
+    return ManagerSource(
+        supervisor.session_manager,
+        Role.CHIEF if supervisor.is_chief else Role.OTHER,
+        graph,
+        master,
+        config,
+        max_wait_secs,
+        init_op=supervisor.init_op,
+        saver=supervisor.saver,
+        checkpoint_dir=supervisor.logdir,
+        wait_for_checkpoint=wait_for_checkpoint,
+        init_feed_dict=supervisor.init_feed_dict,
+        init_fn=supervisor.init_fn,
+    )

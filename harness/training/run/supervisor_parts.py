@@ -83,7 +83,7 @@ class SupervisorParts:
     global_step: GlobalStep | None
     summary_op: Element | None
     saver: CheckpointSaver | None
-    summary_writer: Any
+    summary_writer: services.EventWriter | None
     checks_local: bool
 
     def session_manager(self, recovery_wait_secs: float, grace_period: GracePeriod) -> SessionManager:

@@ -13,6 +13,7 @@ from harness.training.start import readiness
 from harness.training.start.policy import Role
 from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from harness.training.start.session_manager import GIVE_UP_SECS, SessionManager
+from harness.training.start.session_source import ManagerSource
 from runtime.lowlevel import RunRecords
 
 ScaffoldInitFn = Callable[["Scaffold", rt.Session], object]
@@ -130,6 +131,10 @@ class TrainingSessionCreator(SessionCreator):
     role = Role.OTHER
     checkpoint_dir: str | None = None
     """Directory of the checkpoints to restore from; None for none."""
+    records: RunRecords | None = None
+    """Run records behind the target; None without a cluster, and before ``equip``."""
+    probe: rt.Tensor | None = None
+    """Tensor that touches every task with variables; None before ``equip``."""
 
     def __init__(
         self,
@@ -140,31 +145,26 @@ class TrainingSessionCreator(SessionCreator):
     ) -> None:
         self._scaffold = scaffold or Scaffold()
         self._master = master
-        self._config = config
-        self._max_wait_secs = max_wait_secs
+        self._config = self._options = config
         self.give_up_secs = max_wait_secs
         """Seconds that a recovery takes at most; at the start ``start_timeout_secs`` counts too."""
         self._manager: SessionManager | None = None
-        self.grace_period: GracePeriod | None = None
-        self.recovers = True
-        self.recovering = False
-        """True while the next session takes the place of a lost one; the monitored session sets it."""
+        self._grace_period: GracePeriod | None = None
+        self._recovering = False
 
-    def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> rt.Tensor | None:
+    def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:
         """Prepares the creator for a monitored session, when the graph is complete.
 
         Args:
             grace_period: The end of this period ends waits.
             series: Name of the series of checkpoints that the session saves; empty for none.
             recovers: True where a silent task is waited for, so that no step is lost or doubled.
-
-        Returns:
-            A tensor that touches every task with variables; None where the creator knows of none.
         """
-        self.grace_period, self.recovers = grace_period, recovers
-        manager = self.manager()
-        manager.series = series
-        return manager.probe
+        self._grace_period = grace_period
+        self.manager().series = series
+        self._options = readiness.with_start_timeout(self._config, self.give_up_secs) if recovers else self._config
+        source = self._source()
+        self.records, self.probe = source.records, source.probe
 
     @property
     def scaffold(self) -> Scaffold:
@@ -184,22 +184,37 @@ class TrainingSessionCreator(SessionCreator):
                 ready_op=self._scaffold.ready_op,
                 ready_for_local_init_op=self._scaffold.ready_for_local_init_op,
                 graph=graph,
-                grace_period=self.grace_period,
+                grace_period=self._grace_period,
             )
         return self._manager
 
-    def records(self) -> RunRecords | None:
-        """Returns the run records behind the target; None without a cluster."""
-        return self.manager().records(self._master, self._options(), self.role)
+    def create_session(self) -> rt.Session:
+        """Opens a session that is ready for training."""
+        return self._source().ready(self._recovering)
 
-    def bare_session(self) -> rt.Session:
+    def ready(self, recovering: bool) -> rt.Session:
+        """Opens a session that is ready for training, for a monitored session.
+
+        Args:
+            recovering: True where the session takes the place of one that has lost a task.
+        """
+        self._recovering = recovering
+        # A creator of the user's own may replace this method.
+        return self.create_session()
+
+    def bare(self) -> rt.Session:
         """Opens a session that need not be ready."""
-        graph = rt.get_default_graph()
-        return rt.Session(self._master, graph, readiness.filtered(self._options(), graph, self._max_wait_secs))
+        return self._source().bare()
 
-    def _options(self) -> rt.SessionConfig | None:
-        config = readiness.for_recovery(self._config) if self.recovering else self._config
-        return readiness.with_start_timeout(config, self._max_wait_secs) if self.recovers else config
+    def _source(self) -> ManagerSource:
+        graph = rt.get_default_graph()
+        return ManagerSource(
+            self.manager(), self.role, graph, self._master, self._options, self.give_up_secs, **self._operations()
+        )
+
+    def _operations(self) -> dict[str, object]:
+        """Returns the further arguments of the chief's ``prepare_session``."""
+        return {}
 
 
 class ChiefSessionCreator(TrainingSessionCreator):
@@ -229,22 +244,16 @@ class ChiefSessionCreator(TrainingSessionCreator):
         self.checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else None
         self._checkpoint = checkpoint_filename_with_path
 
-    def create_session(self) -> rt.Session:
-        """Opens a session and makes its model ready."""
-        manager = self.manager()
+    def _operations(self) -> dict[str, object]:
         scaffold = self._scaffold
-        return manager.prepare_session(
-            self._master,
-            scaffold.init_op,
-            saver=scaffold.saver,
-            checkpoint_dir=self.checkpoint_dir,
-            checkpoint_filename_with_path=self._checkpoint,
-            max_wait_secs=self._max_wait_secs,
-            config=self._options(),
-            init_feed_dict=scaffold.init_feed_dict,
-            init_fn=scaffold.init_fn,
-            recovering=self.recovering,
-        )
+        return {
+            "init_op": scaffold.init_op,
+            "saver": scaffold.saver,
+            "checkpoint_dir": self.checkpoint_dir,
+            "checkpoint_filename_with_path": self._checkpoint,
+            "init_feed_dict": scaffold.init_feed_dict,
+            "init_fn": scaffold.init_fn,
+        }
 
 
 class WorkerSessionCreator(TrainingSessionCreator):
@@ -266,10 +275,6 @@ class WorkerSessionCreator(TrainingSessionCreator):
     ) -> None:
         super().__init__(scaffold, master, config, max_wait_secs)
 
-    def create_session(self) -> rt.Session:
-        """Waits for the model and opens a session."""
-        return self.manager().wait_for_session(self._master, config=self._options(), max_wait_secs=self._max_wait_secs)
-
 
 class OpensSessions(Protocol):
     """An object that opens the sessions of a monitored session."""
@@ -290,13 +295,14 @@ class OwnSessionCreator(TrainingSessionCreator):
 
     def __init__(self, creator: OpensSessions) -> None:
         super().__init__(max_wait_secs=math.inf)
-        # Instance attributes, as the methods belong to the user's object.
-        self.create_session = creator.create_session  # type: ignore[method-assign]
-        self.bare_session = creator.create_session  # type: ignore[method-assign]
+        self._creator = creator
         self.checkpoint_dir = getattr(creator, "checkpoint_dir", None)
 
     def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:
         """Prepares nothing: the user's creator knows how to open a session."""
 
-    def records(self) -> None:
-        """Returns None: the run records are unknown to a creator of the user's own."""
+    def create_session(self) -> rt.Session:
+        """Opens a session as the user's creator does."""
+        return self._creator.create_session()
+
+    bare = create_session

@@ -6,14 +6,12 @@ Every start and every recovery is one loop (``SessionManager._until_ready``): op
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from absl import logging
 
 import runtime as rt
@@ -21,12 +19,11 @@ from harness.coordinator import Coordinator, GracePeriod
 from harness.launch.tasks import attempt
 from harness.training.start import log_directory, policy, readiness
 from harness.training.start.global_step import get_global_step
+from harness.training.start.inspection import ATTEMPT_SECS, ModelInspector, silence_is_loss
 from harness.training.start.policy import Action, Role
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
-ATTEMPT_SECS = 10.0
-"""Seconds of one attempt to open a session, or of one blocking wait. After each the loop looks for a stop."""
 _LOG_EVERY_SECS = 10.0
 """Seconds between two lines with the same reason for a wait."""
 _LOCK_SECS = 0.5
@@ -156,15 +153,14 @@ class SessionManager:
         self._records: dict[tuple[str, bool], RunRecords] = {}
         self._rival_since = math.inf
         self._logged, self._logged_at = "", 0.0
-        self._missing, self._awaited, self._await_secs = readiness.operations(self._graph)
-        self._variables = len(self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES))
+        self._model = ModelInspector(self._graph)
         self.series = ""
         """Name of the series of checkpoints that the run saves (``checkpoint_basename``); empty where not known."""
 
     @property
     def probe(self) -> rt.Tensor:
         """A tensor that touches every task with variables: to fetch the tensor finds a lost task."""
-        return self._missing
+        return self._model.missing
 
     def stop_with(self, grace_period: GracePeriod) -> None:
         """Sets the grace period, unless the constructor was given one.
@@ -305,7 +301,7 @@ class SessionManager:
                         continue
                     if request.records is not None:
                         session.authority.lead_with(request.records.claim())
-                    live = self._live_step(session, report)
+                    live = self._model.live_step(session, report)
                     # A new generation of values cuts off all other sessions, before any value changes.
                     if decision.action is not Action.KEEP and request.records is not None:
                         session.adopt_generations(request.records.load())
@@ -328,7 +324,7 @@ class SessionManager:
         left = max(0.1, request.options.give_up_at - concurrency.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
         config = readiness.filtered(request.config, self._graph, secs)
-        with _silence_is_loss():
+        with silence_is_loss():
             session = _HoldingSession(request.master, self._graph, config)
         session.hold = log_directory.DirectoryLock()
         if session.task.startswith("/job:ps/") and request.records is not None:
@@ -380,55 +376,17 @@ class SessionManager:
         """Returns the report of the cluster. A task that is not the chief first waits for what the last one lacked."""
         if request.role is Role.CHIEF:
             checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
-            return self._report(session, request.records, checkpoint)
+            return self._model.report(session, request.records, checkpoint)
         if last is not None:
-            self._await(request, session, last)
-        report = self._report(session, request.records, None)
-        own = self._own(session)
+            longest = OWN_SECS if self._model.own(session) else ATTEMPT_SECS
+            wait_secs = max(0.0, min(request.options.give_up_at - concurrency.monotonic(), longest))
+            self._model.wait(session, request.records, last, wait_secs)
+        report = self._model.report(session, request.records, None)
+        own = self._model.own(session)
         report = replace(report, missing=[name for name in report.missing if name not in own])
         if not report.missing and "loading" not in report.phases.values():
             report = replace(report, not_ready=self._local_init(session))
         return report
-
-    def _own(self, session: rt.Session) -> set[str]:
-        """Returns the names of the global variables on the session's own task, which no chief initialises.
-
-        The ready operation says if these must have a value. A worker may keep a copy of the network on its own task,
-        and initialise the copy when the session is open.
-        """
-        own = rt.DeviceSpec.parse(session.task)
-        variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
-        places = {v.op.name: rt.DeviceSpec.parse(v.device) for v in variables}
-        return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
-
-    def _await(self, request: _Request, session: rt.Session, last: policy.ClusterReport) -> None:
-        """Waits a while for the variables that were missing in the last report of the cluster."""
-        longest = OWN_SECS if self._own(session) else ATTEMPT_SECS
-        wait_secs = max(0.0, min(request.options.give_up_at - concurrency.monotonic(), longest))
-        if last.missing:
-            limit = wait_secs + ATTEMPT_SECS
-            with _silence_is_loss():
-                session.run(self._awaited, {self._await_secs: wait_secs}, timeout_secs=limit)
-        elif "loading" in last.phases.values() and request.records is not None:
-            request.records.wait_loaded(wait_secs)
-
-    def _report(self, session: rt.Session, records: RunRecords | None, checkpoint: str | None) -> policy.ClusterReport:
-        with _silence_is_loss():
-            names = session.run(self._missing, timeout_secs=ATTEMPT_SECS)
-        found = {} if records is None else records.inspect()
-        return policy.ClusterReport(
-            variables=self._variables,
-            missing=_names(names),
-            phases={task: record.phase for task, record in found.items()},
-            addresses={task: record.address for task, record in found.items() if record.address},
-            chief=(chief := next((record.chief for record in found.values() if record.chief), "")),
-            chief_silent_secs=min(
-                (record.silent.get(chief.partition(" ")[0], math.inf) for record in found.values()), default=math.inf
-            ),
-            origins=[record.origin for record in found.values() if record.origin],
-            checkpoint=checkpoint,
-            logdirs=[record.logdir for record in found.values() if record.logdir],
-        )
 
     def _decide(self, role: Role, report: policy.ClusterReport, options: policy.StartOptions) -> policy.Decision:
         decision = policy.decide(concurrency.monotonic(), role, report, options)
@@ -503,7 +461,7 @@ class SessionManager:
         not_saved = getattr(request.saver, "not_saved", None)
         if not_saved is None or not request.checkpoint_dir or request.options.recovering:
             return
-        lost = {v.op.name for v in not_saved(self._graph)} - self._own(session)
+        lost = {v.op.name for v in not_saved(self._graph)} - self._model.own(session)
         if lost:
             logging.warning(
                 "%d global variables are in no checkpoint: %s; a chief that is started again cannot go on. Make the "
@@ -531,19 +489,6 @@ class SessionManager:
 
     def _local_init(self, session: rt.Session) -> str:
         return self._try_local_init(session) or readiness.reason(session, self._ready_op)
-
-    def _live_step(self, session: rt.Session, report: policy.ClusterReport) -> int | None:
-        """Returns the global step's value on its task; None when the value is lost or there is no step."""
-        step = get_global_step(self._graph)
-        # A chief has died while it restored: the value may be the restored one already.
-        if "loading" in report.phases.values():
-            return None
-        if step is None or step.op.name in report.missing:
-            return None
-        try:
-            return int(session.run(step))
-        except rt.FailedPreconditionError:
-            return None
 
     def _log_lost(self, session: rt.Session, live: int | None, path: str) -> None:
         step = get_global_step(self._graph)
@@ -581,16 +526,3 @@ def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
 
     found: str | None = latest_checkpoint(str(directory))
     return found
-
-
-@contextlib.contextmanager
-def _silence_is_loss() -> Iterator[None]:
-    """Turns DeadlineExceededError into UnavailableError: a task that does not answer in time counts as lost."""
-    try:
-        yield
-    except rt.DeadlineExceededError as error:
-        raise rt.UnavailableError(error.message, task=error.task) from None
-
-
-def _names(array: Any) -> list[str]:
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in np.ravel(array)]

@@ -1,18 +1,21 @@
 """The sessions of a run: opened by a source, and entered in the run records before training uses them.
 
-``Supervisor`` and ``MonitoredSession`` have a source each. ``Lifecycle`` makes ``RunSessions`` of the source.
+``Supervisor`` has a ``ManagerSource``, and so has each session creator of ``scaffold``. ``Lifecycle`` makes
+``RunSessions`` of the source.
 ``ManagedSession`` opens its first session, and a new one in each recovery, with them.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from absl import logging
 
 import runtime as rt
 from harness.coordinator import GracePeriod
-from harness.training.start.session_manager import LOST_CONTACT, TrainingOver
+from harness.training.start import readiness
+from harness.training.start.policy import Role
+from harness.training.start.session_manager import LOST_CONTACT, SessionManager, TrainingOver
 from runtime.lowlevel import RunRecords
 
 ANSWER_SECS = 10.0
@@ -44,6 +47,63 @@ class SessionSource(Protocol):
 
     def bare(self) -> rt.Session:
         """Opens a session that need not be ready."""
+
+
+class ManagerSource:
+    """The sessions of a session manager, for a task of one role.
+
+    Args:
+        manager: Manager that makes a session ready. One of the user's own knows neither run records nor a probe.
+        role: Role of the task.
+        graph: Graph of the sessions.
+        master: Session target.
+        config: Session options.
+        max_wait_secs: Seconds to wait for a session.
+        **operations: Further arguments of the chief's ``prepare_session``.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        role: Role,
+        graph: rt.Graph,
+        master: str,
+        config: rt.SessionConfig | None,
+        max_wait_secs: float,
+        **operations: Any,
+    ) -> None:
+        self._manager = manager
+        self._role = role
+        self._graph = graph
+        self._master = master
+        self._config = config
+        self._operations = operations
+        self.give_up_secs = max_wait_secs
+        """Seconds that ``ready`` waits at most."""
+        self._knows_run = isinstance(manager, SessionManager)
+        self.records = manager.records(master, config, role) if self._knows_run else None
+        """Run records of the cluster; None when no other task takes part."""
+        self.probe = manager.probe if self._knows_run else None
+        """Tensor that touches every task with variables; None where none is known."""
+
+    def ready(self, recovering: bool) -> rt.Session:
+        """Opens a session that is ready, as the chief or as another task.
+
+        Args:
+            recovering: True where the session takes the place of one that has lost a task.
+        """
+        config = readiness.for_recovery(self._config) if recovering else self._config
+        if self._role is Role.OTHER:
+            return self._manager.wait_for_session(self._master, config=config, max_wait_secs=self.give_up_secs)
+        if self._knows_run:
+            self._operations["recovering"] = recovering
+        return self._manager.prepare_session(
+            self._master, config=config, max_wait_secs=self.give_up_secs, **self._operations
+        )
+
+    def bare(self) -> rt.Session:
+        """Opens a session that need not be ready."""
+        return rt.Session(self._master, self._graph, readiness.filtered(self._config, self._graph, self.give_up_secs))
 
 
 class RunSessions:

@@ -139,9 +139,9 @@ def test_what_has_not_changed_is_not_saved_again(tmp_path: pathlib.Path) -> None
                 logdir=logdir, global_step=step, saver=saver, save_model_secs=0.02, summary_op=None
             )
             with supervisor.managed_session() as sess:
-                assert supervisor._checkpoints is not None
+                assert supervisor._services.checkpoints is not None
                 for _ in range(20):
-                    supervisor._checkpoints.save(sess)
+                    supervisor._services.checkpoints.save(sess)
         manifest = tmp_path / "model.ckpt" / "0" / "bellwether.json"
         written.append(manifest.stat().st_mtime_ns)
     assert len(set(written)) == 1
