@@ -104,6 +104,7 @@ def standing(evaluations: Iterable[Evaluation], goal: Goal) -> Standing:
     sign = 1.0 if goal.mode == "max" else -1.0
     best: Evaluation | None = None
     since = 0
+    # By step and not by time: an evaluator that died may have done an old step last.
     for evaluation in sorted(evaluations, key=lambda e: e.key):
         value = sign * evaluation.metrics.get(goal.best_by, math.nan)
         highest = -math.inf if best is None else sign * best.metrics[goal.best_by]
@@ -128,6 +129,7 @@ def next_key(found: Iterable[tuple[int, float]], done: Iterable[Evaluation], ove
         done: The evaluations so far.
         over: True when training is over.
     """
+    # By time first: after a loss of steps the same step is saved again, and is another checkpoint.
     left = set(found) - {evaluation.key for evaluation in done}
     return (max if over else min)(left, key=lambda key: (key[1], key[0]), default=None)
 
@@ -155,6 +157,7 @@ def from_text(text: str, where: str) -> tuple[Evaluation, ...]:
     """
     try:
         told = json.loads(text)
+        # An older evaluator must not overwrite what it cannot read.
         if told["format"] > FORMAT:
             raise DataLossError(f"{where} has format {told['format']}; this version reads up to {FORMAT}")
         return tuple(

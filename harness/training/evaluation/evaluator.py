@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -22,9 +22,13 @@ from harness.checkpoints.layout import RUN_FILE
 from harness.training.evaluation import evaluations
 from harness.training.evaluation.evaluations import Evaluation, Goal, Standing
 from harness.training.start import log_directory, readiness
+from harness.training.start.readiness import CheckpointSaver
 from harness.training.stop.run_end import end_mark
 from runtime import concurrency
 from runtime.lowlevel import RunRecords, storage
+
+if TYPE_CHECKING:
+    from harness.tensorboard.writer import FileWriter
 
 POLL_SECS = 1.0
 """Seconds between looks at the run directory and the run records."""
@@ -91,14 +95,16 @@ class Evaluator:
         min_delta: float = 0.0,
         patience: int | None = None,
         graph: rt.Graph | None = None,
-        saver: Any = None,
+        saver: CheckpointSaver | None = None,
         silence_secs: float = SILENCE_SECS,
     ) -> None:
         self._goal = Goal(best_by, best_mode, min_delta, patience)
+        # Without a cluster there is no task that could end training.
         if patience is not None and not master:
             raise ValueError("patience needs master, a task of the cluster that can be asked to end training")
         if not os.fspath(logdir) or not storage.is_local(os.fspath(logdir)):
             raise ValueError(f"the evaluator needs a run directory that is mounted here, not {os.fspath(logdir)!r}")
+        # The name becomes a directory, and a name with a slash could leave the run directory.
         if os.sep in name or name in ("", ".", ".."):
             raise ValueError(f"name is that of one sub-directory of logdir, not {name!r}")
         self._evaluate = evaluate
@@ -132,6 +138,7 @@ class Evaluator:
     def best_checkpoint(self) -> str | None:
         """The directory of the best checkpoint; None while there is none."""
         best = self.standing.best
+        # A user may have deleted the directory: then there is none to return.
         path = None if best is None else self._best_path(best)
         return path if path is not None and os.path.isdir(path) else None
 
@@ -150,6 +157,7 @@ class Evaluator:
         os.makedirs(self._own, exist_ok=True)
         # Raises where nothing can be written there; the lock below only logs that, for the sake of a chief.
         open(self._path(RUN_FILE), "ab").close()
+        # The record of the lock names tasks. This name keeps two evaluators apart.
         own = f"evaluator {os.getpid()} on {socket.gethostname()}"
         while reason := lock.take(self._own, [own]):
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, reason)
@@ -172,6 +180,7 @@ class Evaluator:
             while True:
                 # Asked before the directory is read: a run that is over has all its checkpoints then.
                 over = self._run.over()
+                # With each round, as a task that was started again has forgotten the order.
                 if (stop := self.standing.stop) and not over:
                     self._run.stop(stop)
                 found = self._checkpoints()
@@ -199,6 +208,7 @@ class Evaluator:
         seen: dict[tuple[str, int, int], float] = {}
         try:
             steps = [step for directory in layout.series_in(self._logdir) for step in layout.steps_in(directory)]
+        # The file system may be away for a while. A round without checkpoints costs nothing.
         except rt.UnavailableError as error:
             logging.log_every_n_seconds(logging.WARNING, "%s", LOG_EVERY_SECS, error)
             return {}
@@ -213,7 +223,7 @@ class Evaluator:
         self._saved_at = seen
         return found
 
-    def _one(self, session: rt.Session, writer: Any, key: tuple[int, float], path: str) -> None:
+    def _one(self, session: rt.Session, writer: FileWriter, key: tuple[int, float], path: str) -> None:
         step, saved_at = key
         with self._holding(path, step) as held:
             if held is None:
@@ -234,6 +244,7 @@ class Evaluator:
             after = evaluations.added(self._evaluations, new)
             shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             logging.info("step %d: %s", step, shown)
+            # Kept before the evaluation is noted: a best checkpoint in the file always lies on the disk.
             if evaluations.standing(after, self._goal).best == new:
                 self._keep(held, new)
             writer.add_scalars(metrics, step)
@@ -251,6 +262,7 @@ class Evaluator:
         held = os.path.join(self._path(HELD), str(step))
         try:
             _link_tree(path, held)
+            # The trainer may delete a checkpoint while its files are linked.
             gone = bool(layout.problems_of(layout.Step(step, held)))
         except FileNotFoundError:
             gone = True
@@ -301,6 +313,7 @@ class _Run:
         self._logdir = logdir
         self._silence_secs = silence_secs
         self._records = RunRecords(master) if master else None
+        # An evaluator has time, but must not hang in one question while the run ends.
         if self._records is not None:
             self._records.answer_secs = ANSWER_SECS
         self._answered_at = concurrency.monotonic()
@@ -311,6 +324,7 @@ class _Run:
 
     def over(self) -> bool:
         """Returns True if training is over, as far as the evaluator can know now."""
+        # The mark first: it holds also when no task is left to be asked.
         mark = end_mark(self._logdir)
         if mark is not None and mark != self._before:
             return True
@@ -320,6 +334,7 @@ class _Run:
             except rt.TaskLeftError:
                 return True
             except rt.OpError as error:
+                # These are mistakes of the caller, and last. Everything else may pass.
                 if isinstance(error, rt.UnauthenticatedError | rt.InvalidArgumentError | rt.NotFoundError):
                     raise
                 self._trouble = str(error)

@@ -51,6 +51,7 @@ class ChiefServices:
 
     def reopen_writer(self) -> None:
         """Begins to write again, after the end of an earlier session."""
+        # The threads of an earlier session have ended with it.
         self._threads = ()
         if self._writer is not None and self._writer_closed:
             self._writer.reopen()
@@ -78,6 +79,7 @@ class ChiefServices:
             self.checkpoints = services.Checkpoints(parts.saver, self._save_path, step, self._writer, self._leads)
             saves = services.CheckpointThread(self._coord, save_secs, session, self.checkpoints)
             self.save = saves.save
+            # Without a period the thread never runs. Its ``save`` still saves for a ps that is about to leave.
             if save_secs:
                 threads.append(saves)
         for thread in threads:
@@ -88,6 +90,7 @@ class ChiefServices:
     def _make_summary_threads(self, session: ManagedSession, secs: float) -> list[Thread]:
         writer, step = self._writer, self._parts.global_step
         threads: list[Thread] = []
+        # A program that writes summaries itself turns these off.
         if not secs or writer is None:
             return threads
         if self._parts.summary_op is not None:
@@ -96,6 +99,7 @@ class ChiefServices:
         if step is not None:
             count = services.StepCounter(step.op.name, writer).count_in(step)
             threads.append(services.service(self._coord, "count-steps", secs, session, count))
+            # The series of a cluster need a cluster, and a writer that knows TensorBoard's layouts.
             if session.target and isinstance(writer, SeriesWriter):
                 threads.append(SeriesThread(self._coord, secs, session, step, writer))
         return threads
@@ -111,11 +115,13 @@ class ChiefServices:
                 thread.join(_LOG_SECS)
                 if thread.is_alive():
                     logging.warning("stopping: waiting for thread %s", thread.name)
+                # The other services have little to finish: the coordinator gives them the grace period.
                 if not saves:
                     break
 
     def write_final(self, session: rt.SessionLike) -> None:
         """Writes the last checkpoint, then the last summaries."""
+        # The checkpoint comes first: a summary that fails costs less than the last steps.
         if self.checkpoints is not None:
             self.checkpoints.save(session)
         if self._summaries is not None:

@@ -161,6 +161,7 @@ def join_cluster(
         with server or contextlib.nullcontext():
             if server is not None and me.job == "ps":
                 raise SystemExit(exit_codes.of_join(server.join()))
+            # A port 0 in the cluster has become a real one when the server is up.
             cluster = server.cluster if server is not None else me.cluster or rt.ClusterSpec({})
             try:
                 yield Member(cluster, me.job, me.index, server)
@@ -175,6 +176,7 @@ def join_cluster(
 
 def _has_begun(server: rt.Server) -> bool:
     """Returns True if this task does its work: an error of Python may then be the fault of the data."""
+    # Steps of training are certain. Steps of other kinds are many at the start of a session, too.
     values = server.report().values
     return values["steps_total"] > 0 or values["other_steps_total"] > _STEPS_OF_A_START
 
@@ -215,6 +217,7 @@ def find_identity(
     if environ.get("JOBSET_NAME"):
         spec, task = rt.JobSetClusterResolver().checked()
         return TaskIdentity(spec, task.job, task.index, "JobSet")
+    # A step of one task is a program that runs alone under Slurm.
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
         return _from_slurm(tasks, ps)
@@ -252,6 +255,7 @@ def _from_slurm(tasks: str, ps: int) -> TaskIdentity:
 def _flags(argv: Sequence[str], strict: bool) -> dict[str, str]:
     """Returns the flags of the cluster by name: those of absl where the program parses them, else of ``argv``."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    # One dash too, as absl accepts it.
     for name in _FLAGS:
         parser.add_argument(f"--{name}", f"-{name}")
     parsed, rest = parser.parse_known_args([argument for argument in argv if argument != "--"])
@@ -281,6 +285,7 @@ def _absl_flags() -> dict[str, str]:
 
 def _meant(given: str, found: Mapping[str, str]) -> str:
     """Returns the flag of a task that a misspelt flag stands for; empty for none."""
+    # A flag that is there already is not what a misspelt one was meant to be.
     absent = [name for name in _FLAGS if name not in found]
     other = _OTHER_NAMES.get(given, "")
     if found and other in absent:
@@ -292,6 +297,7 @@ def _from_flags(told: Mapping[str, str]) -> TaskIdentity:
     hosts = {job: enumerate(told[flag].split(",")) for flag, job in _HOSTS.items() if flag in told}
     # Of workers that come and go a task need not know the address: it may be left out between its commas.
     cluster = {job: {i: host.strip() for i, host in found if host.strip()} for job, found in hosts.items()}
+    # An evaluator may know of no cluster: it reads the run directory.
     alone = told.get("job_name") == "evaluator"
     if not (cluster or alone) or "job_name" not in told:
         given = ", ".join(f"--{name}" for name in told)

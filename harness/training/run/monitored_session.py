@@ -10,9 +10,9 @@ import enum
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from absl import logging
 
@@ -34,6 +34,7 @@ from harness.training.run.hooks.observe import StepCounterHook, SummarySaverHook
 from harness.training.start.global_step import get_global_step
 from harness.training.start.managed_session import ManagedSession, Recoveries
 from harness.training.start.policy import Role
+from harness.training.start.readiness import Feeds
 from harness.training.start.scaffold import (
     ChiefSessionCreator,
     OpensSessions,
@@ -46,6 +47,7 @@ from harness.training.start.session_manager import GIVE_UP_SECS, LOST_CONTACT, T
 from harness.training.stop.lifecycle import Lifecycle
 from harness.training.stop.preemption import shielded
 
+_T = TypeVar("_T")
 _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 
 
@@ -78,7 +80,7 @@ class StepContext:
         """The present session underneath, without hooks."""
         return self._managed.raw
 
-    def run_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
+    def run_with_hooks(self, *args: object, **kwargs: object) -> Any:
         """Runs a step with hooks, as ``MonitoredSession.run`` does."""
         return self._run_with_hooks(*args, **kwargs)
 
@@ -113,11 +115,13 @@ class MonitoredSession:
         stop_grace_period_secs: float = STOP_GRACE_SECS,
     ) -> None:
         self._graph = rt.get_default_graph()
+        # A graph that was open is open again after the session, as in TF1.
         self._graph_was_final = self._graph.finalized
         # TF1 programs give all tasks the same hooks, so the saving ones are left out below on other tasks.
         self._hooks = list(hooks or ())
         self._grace_secs = min(stop_grace_period_secs, LONGEST_SECS)
         self._coord = Coordinator(clean_stop_exception_types=[])
+        # A session creator of the user's own is wrapped, so that the rest knows one kind.
         given = session_creator or ChiefSessionCreator()
         creator = given if isinstance(given, TrainingSessionCreator) else OwnSessionCreator(given)
         chief = creator.role is Role.CHIEF
@@ -126,9 +130,11 @@ class MonitoredSession:
             self._hooks = [hook for hook in self._hooks if not isinstance(hook, CheckpointSaverHook)]
         self._checkpoint_dir = creator.checkpoint_dir if chief else None
         self._life = Lifecycle(self._coord, chief, self._grace_secs)
+        # Before the session, as hooks may add to the graph, and the creator makes it final.
         for hook in self._hooks:
             hook.begin()
         self._session: ManagedSession | None = self._open(creator)
+        # A late task may not run a step: the block is to end at once.
         self._saw_stop = self._life.late
         try:
             self._equip_hooks()
@@ -143,6 +149,7 @@ class MonitoredSession:
 
     def _open(self, creator: TrainingSessionCreator) -> ManagedSession:
         saved = [os.path.split(hook.save_path) for hook in _savers_among(self._hooks)]
+        # The chief restores the series that its own hook saves; another hook may save elsewhere.
         series = next((name for directory, name in saved if directory == self._checkpoint_dir), "")
         creator.equip(self._life.grace_period, series, recovers=self._recovers)
         return self._life.open(
@@ -167,6 +174,7 @@ class MonitoredSession:
 
     def _abandon(self) -> None:
         """Ends the threads and the session, without the work of the end of training."""
+        # Read before the close, as the hooks below need the session that they have registered in.
         raw = self.raw
         self._coord.request_stop()
         self._life.close()
@@ -205,8 +213,8 @@ class MonitoredSession:
 
     def run(
         self,
-        fetches: Any,
-        feed_dict: Mapping[Any, Any] | None = None,
+        fetches: object,
+        feed_dict: Feeds | None = None,
         options: rt.RunOptions | None = None,
         run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
@@ -224,7 +232,7 @@ class MonitoredSession:
         """
         return self._step(lambda raw: self._run_hooked(raw, fetches, feed_dict, options, run_metadata))
 
-    def run_step_fn(self, step_fn: Callable[..., Any]) -> Any:
+    def run_step_fn(self, step_fn: Callable[..., _T]) -> _T | None:
         """Runs a function that does a step in its own way.
 
         Args:
@@ -237,11 +245,12 @@ class MonitoredSession:
         Raises:
             ValueError: The function has other parameters.
         """
+        # TF1 checks the name of the parameter, too.
         names = [n for n in inspect.signature(step_fn).parameters if n != "self"]
         if names != ["step_context"]:
             raise ValueError(f"`step_fn` must take one argument, step_context, not {names}")
 
-        def once(raw: rt.Session) -> Any:
+        def once(raw: rt.Session) -> _T | None:
             context = StepContext(self.managed, lambda *a, **k: self._run_hooked(self.managed.raw, *a, **k))
             try:
                 return step_fn(context)
@@ -263,7 +272,7 @@ class MonitoredSession:
         """The present session underneath, as ``ManagedSession.raw``."""
         return self.managed.raw
 
-    def _step(self, once: Callable[[rt.Session], Any]) -> Any:
+    def _step(self, once: Callable[[rt.Session], _T]) -> _T:
         """Runs a step of the user's, which is an error after a stop that the user's loop could see.
 
         An order to stop may come between the loop's look and its step: that step is run.
@@ -280,13 +289,13 @@ class MonitoredSession:
     def _run_hooked(
         self,
         raw: rt.Session,
-        fetches: Any,
-        feed_dict: Mapping[Any, Any] | None = None,
+        fetches: object,
+        feed_dict: Feeds | None = None,
         options: rt.RunOptions | None = None,
         run_metadata: rt.RunMetadata | None = None,
     ) -> Any:
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict, options), raw)
-        requested: dict[int, Any] = {}
+        requested: dict[int, object] = {}
         feeds = dict(feed_dict or {})
         for number, hook in enumerate(self._hooks):
             args = hook.before_run(context)
@@ -298,7 +307,9 @@ class MonitoredSession:
                 if key in feeds:
                     raise RuntimeError(f"Same tensor is fed by two hooks, or by a hook and the caller: {key!r}")
                 feeds[key] = value
+            # A hook that traces must not lose the time limit of the caller.
             options = merged_options(options, args.options)
+        # A hook that asks for a trace reads it from here; the caller need not have asked.
         if options is not None and options.trace_level and run_metadata is None:
             run_metadata = rt.RunMetadata()
         # One step for the caller and all hooks: their values are of the same moment, and cost one round trip.
@@ -376,6 +387,7 @@ class MonitoredSession:
             elif interrupted and not failed(self._coord):
                 # Training is not over: the next start continues with what is saved here.
                 self._life.finish(self._leave_hooks, over=False, checkpoint_dir=self._checkpoint_dir)
+            # After an error nothing is saved, but a save that is under way must not be torn.
             else:
                 self._settle_hooks()
             self._coord.request_stop()
@@ -509,6 +521,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
     if not is_chief:
         creator = WorkerSessionCreator(scaffold, master, config, max_wait_secs)
         return MonitoredSession(creator, hooks, stop_grace_period_secs)
+    # TF1 refuses two intervals, too.
     if all(saves):
         raise ValueError("Can not provide both every_secs and every_steps for checkpoints: leave one of the two out")
     checkpoint_dir = rt.lowlevel.storage.absolute(os.fspath(checkpoint_dir)) if checkpoint_dir else ""
@@ -524,6 +537,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TF1's name of a function
             ),
         ),
     )
+    # In TF1's order: the counter, the summaries, the checkpoints.
     own = [make(*every) for directory, every, make in standard if directory and any(every)]
     chief = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, max_wait_secs=max_wait_secs)
     return MonitoredSession(chief, [*(chief_only_hooks or ()), *own, *(hooks or ())], stop_grace_period_secs)

@@ -38,7 +38,9 @@ class BackgroundSaver(Protocol):
 
     skipped: int
 
-    def save(self, sess: rt.SessionLike, save_path: str, global_step: Any = None, *, wait: bool = True) -> Any:
+    def save(
+        self, sess: rt.SessionLike, save_path: str, global_step: Element | None = None, *, wait: bool = True
+    ) -> Any:
         """Saves. Without ``wait``, returns a handle of the save, or None where the save was skipped."""
 
 
@@ -180,6 +182,7 @@ class Checkpoints:
         Raises:
             OpError: The save failed for another reason.
         """
+        # Looked at without the lock first: this is called with every step.
         if self._running is not None:
             with self._lock:
                 self._inspect(session)
@@ -417,6 +420,7 @@ class Summaries:
 
     def write(self, session: rt.SessionLike) -> None:
         """Writes one summary. An operation that needs a feed is logged once, and then left out."""
+        # Logged once. To try again would fail with each period.
         if self._needs_feed:
             return
         try:

@@ -99,6 +99,7 @@ class Supervisor:
         summary_writer: services.EventWriter | Literal[0] | None = USE_DEFAULT,
         init_fn: Callable[[rt.Session], object] | None = None,
     ) -> None:
+        # First of all: ``locals`` holds the arguments here, and further names below.
         parts = supervisor_parts.assemble(locals())
         self._graph = parts.graph
         self.is_chief = is_chief
@@ -138,6 +139,7 @@ class Supervisor:
         self.summary_writer: Any = parts.summary_writer
         """The writer of events: a ``FileWriter``, or the user's own; None on tasks that are not the chief."""
         self._services = ChiefServices(self.coord, parts, self.save_path, self._life.leads)
+        # A training step that adds to the graph by mistake would be slower with each step.
         self._graph.finalize()
 
     # -- a session ---------------------------------------------------------------------------------------------
@@ -282,6 +284,7 @@ class Supervisor:
             sess: The session in which the threads run.
             queue_runners: The queue runners. Default: the graph's collection QUEUE_RUNNERS.
         """
+        # Read from the graph with each session, as TF1 does.
         if queue_runners is None:
             queue_runners = self._graph.get_collection(rt.GraphKeys.QUEUE_RUNNERS)
         return services.start_queue_runners(queue_runners, sess, self.coord)
@@ -367,6 +370,7 @@ class Supervisor:
             if interruption is not None:
                 raise interruption
         finally:
+            # Also after an error of the end: threads of the program wait for this stop.
             self.coord.request_stop()
             if closes_writer:
                 self._services.close_writer()

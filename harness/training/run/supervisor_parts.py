@@ -114,15 +114,18 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
         TypeError: An argument is of another type, or lacks a method.
         ValueError: A number of seconds is negative, or an operation is not in the graph.
     """
+    # All checks come before anything is made: an argument that is wrong leaves no file behind.
     _check(arguments)
     graph = rt.get_default_graph() if arguments["graph"] is None else arguments["graph"]
     is_chief = arguments["is_chief"]
+    # The ps tasks write there too, and may run in another working directory.
     logdir = rt.lowlevel.storage.absolute(os.fspath(arguments["logdir"])) if arguments["logdir"] else None
     given = {name: value for name, value in arguments.items() if value is not USE_DEFAULT}
     with graph.as_default():
         operations: dict[str, Any] = {
             name: given[name] if name in given else make(graph) for name, make in _DEFAULTS.items()
         }
+        # Only the chief saves, and a saver takes long to import.
         saver = given["saver"] if "saver" in given else readiness.saver(graph) if is_chief else None
         _check_operations(graph, operations)
         asked = given.get("ready_for_local_init_op") is not None
@@ -139,7 +142,8 @@ def assemble(arguments: Mapping[str, Any]) -> SupervisorParts:
     )
 
 
-def _writer(given: Mapping[str, Any], logdir: str | None) -> Any:
+def _writer(given: Mapping[str, Any], logdir: str | None) -> services.EventWriter | None:
+    # A writer of the user's own needs no directory.
     if "summary_writer" in given or logdir is None:
         return given.get("summary_writer")
     from harness.tensorboard.writer import FileWriter
@@ -157,15 +161,17 @@ def _check(arguments: Mapping[str, Any]) -> None:
     services.check_basename(str(arguments["checkpoint_basename"]))
     for name, methods in _METHODS.items():
         part = arguments[name]
+        # Told by its methods: a part of the user's own has no base class here.
         lacking = [method for method in methods if not callable(getattr(part, method, None))]
         if lacking and part is not None and part is not USE_DEFAULT:
             raise TypeError(f"{name} has no {'() and no '.join(lacking)}(): {part!r}")
 
 
-def _check_seconds(name: str, secs: Any) -> None:
+def _check_seconds(name: str, secs: object) -> None:
     service = name in _SERVICE_SECS
     if secs is None and service:
         return
+    # True is a number to Python, and is surely a mistake here.
     if not isinstance(secs, numbers.Real) or isinstance(secs, bool):
         raise TypeError(f"{name} is a number of seconds, not {secs!r}")
     if secs < 0 or math.isnan(secs):
@@ -173,7 +179,7 @@ def _check_seconds(name: str, secs: Any) -> None:
         raise ValueError(f"{name} is a number of seconds and cannot be {secs:g}{rest}")
 
 
-def _check_operations(graph: rt.Graph, operations: Mapping[str, Any]) -> None:
+def _check_operations(graph: rt.Graph, operations: Mapping[str, Element | None]) -> None:
     """Raises TypeError or ValueError for an item that is no operation of the graph, or of the wrong type."""
     for name, item in operations.items():
         if item is None:
@@ -183,6 +189,7 @@ def _check_operations(graph: rt.Graph, operations: Mapping[str, Any]) -> None:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
         dtype = np.dtype(element.dtype) if isinstance(element, rt.Tensor) else None
+        # The mistake would otherwise show in the thread that writes summaries, while training runs.
         if name == "summary_op" and (dtype is None or dtype.kind not in "OSUT"):
             raise ValueError(f"summary_op is a string tensor of a serialized summary, not {element!r}")
         if name == "global_step" and not (isinstance(element, rt.Tensor) and can_count(element)):

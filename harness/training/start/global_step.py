@@ -31,6 +31,7 @@ def get_global_step(graph: rt.Graph | None = None) -> GlobalStep | None:
         counts; a warning says at which number it stands still.
     """
     graph = graph or rt.get_default_graph()
+    # The collection first, as in TF1: the variable there may have any name.
     collected = graph.get_collection(rt.GraphKeys.GLOBAL_STEP)
     if collected:
         if len(collected) > 1:

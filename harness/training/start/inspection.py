@@ -38,6 +38,7 @@ class ModelInspector:
         The ready operation says if these must have a value. A worker may keep a copy of the network on its own task,
         and initialise the copy when the session is open.
         """
+        # The device of a variable may lack parts. Only one that names this very task is the session's own.
         own = rt.DeviceSpec.parse(session.task)
         variables = self._graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)
         places = {v.op.name: rt.DeviceSpec.parse(v.device) for v in variables}
@@ -52,6 +53,7 @@ class ModelInspector:
             last: The last report.
             secs: The longest wait, in seconds.
         """
+        # The tasks hold this question until a value appears, which is quicker than to ask again and again.
         if last.missing:
             with silence_is_loss():
                 session.run(self._awaited, {self._await_secs: secs}, timeout_secs=secs + ATTEMPT_SECS)

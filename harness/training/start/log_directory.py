@@ -86,6 +86,7 @@ class DirectoryLock:
                 fd = shared
             except OSError as error:
                 logging.info("%s is on a file system without locks: %s", directory, error)
+            # From here on the descriptor is the lock: the kernel takes it back with the process.
             self._fd = fd
             _held.add(self)
         self._write(epath.Path(path), series)
@@ -140,6 +141,7 @@ def _share(path: str) -> int | None:
 
 def _forget() -> None:
     """Closes the files in a forked child, which would prolong the locks of the parent."""
+    # The child has copies of the descriptors, and a lock lives until the last copy is closed.
     for lock in list(_held):
         lock.release()
 

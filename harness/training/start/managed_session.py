@@ -59,6 +59,7 @@ class SeenSteps:
         elif isinstance(fetches, (list, tuple)):
             for fetch, value in zip(fetches, result, strict=True):
                 self.note(fetch, value)
+        # Scalars are numpy numbers, as a session returns them. A list of them is no global step.
         elif isinstance(result, np.number) and self._is_step(getattr(fetches, "op", None)):
             step = int(result)
             if self.last is None or step > self.last:
@@ -69,6 +70,7 @@ class SeenSteps:
         known = self._gives_step.get(op)
         if known is None:
             name = "" if self.variable is None else self.variable.op.name
+            # An update of the step alone returns the new step, so a loop that fetches only that update counts, too.
             written = [variable.name for variable in getattr(getattr(op, "body", None), "variables", ())]
             reads = op is not None and op.name in (name, f"{name}/read")
             known = self._gives_step[op] = bool(name) and (reads or written == [name])
@@ -82,12 +84,14 @@ class SeenSteps:
             fresh: Session that takes its place.
             took_secs: Seconds that the recovery took.
         """
+        # The step of the log is read without a recovery: a loss here is met again by the next step.
         known, now = self.last, None
         if self.variable is not None:
             try:
                 now = int(fresh.run(self.variable))
             except LOST_CONTACT as again:
                 logging.warning("lost contact again: %s", again)
+        # A lost step is reported once.
         if now is not None:
             self.last, self.reached = now, max(now, self.reached or 0)
         rt.lowlevel.metrics.add("recoveries_total")
@@ -218,6 +222,7 @@ class ManagedSession:
             BaseException: The error that has stopped the coordinator, or an error of the function that is no loss of
                 the session.
         """
+        # Counted for each step: a step that was run again and went well has no bearing on the next.
         recoveries = Recoveries(self)
         self._steps[concurrency.thread_id()] = concurrency.monotonic()
         try:
@@ -225,6 +230,7 @@ class ManagedSession:
                 # The failure of a service reaches the training loop here, not only the log.
                 if self.coord.should_stop():
                     self.coord.raise_requested_exception()
+                # Kept for the question below: another thread may replace the session while this one fails.
                 raw = self.raw
                 try:
                     return step(raw)
@@ -271,10 +277,12 @@ class ManagedSession:
         if not self._recovers:
             raise error
         with self._recovery:
+            # Another thread was first. Its session is good until a step says otherwise.
             if self.raw is not broken:
                 return
             if not broken.lost(error):
                 raise error
+            # One failed recovery is the end for all threads: each would wait as long for the same error.
             if self._failed is not None:
                 raise self._failed
             if not self.closed and (gone := broken.left_tasks):
@@ -296,6 +304,7 @@ class ManagedSession:
                     self.left = failure
                 raise
             self.recoveries += 1
+            # Planning and export would be most of the time to the next step.
             fresh.take_plans(broken)
             if self._on_recovery is not None:
                 try:
@@ -307,6 +316,7 @@ class ManagedSession:
                     # The next run meets the loss again, and recovers.
                     logging.warning("lost contact again: %s", again)
             self.seen.log_recovery(broken, fresh, concurrency.monotonic() - started)
+            # Replaced before the close: a step that the close ends must find the new session.
             self.raw = fresh
             broken.close()
 
@@ -383,9 +393,11 @@ class Recoveries:
                 text = f"{again}: give it less to do, or more memory)"
                 raise rt.ResourceExhaustedError(text, task=error.task) from error
             raise type(error)(f"{again}, which found nothing different)", task=error.task)
+        # The first two are immediate. A third in a row says that the shortage needs time.
         if self._in_vain > 1:
             session.coord.wait_for_stop(_PAUSE_SECS)
         session.recover(raw, error)
+        # New values mean that a task was really lost. With the same values the error has another cause.
         same = raw.value_ids == session.raw.value_ids
         self._in_vain = self._in_vain + 1 if same or error.out_of_memory else 0
         return True

@@ -138,6 +138,7 @@ def rival(report: ClusterReport, logdir: str) -> str:
         logdir: Log directory of the chief that asks, in the form of those in the report; empty for none.
     """
     others = [directory for directory in dict.fromkeys(report.logdirs) if directory != logdir]
+    # A run that has finished has no chief any more, whatever its last sign of life was.
     running = any(phase in ("loading", "ready") for phase in report.phases.values())
     if not logdir or not others or not running or report.chief_silent_secs >= ALIVE_SECS:
         return ""
@@ -157,13 +158,16 @@ def _for_chief(now: float, report: ClusterReport, options: StartOptions) -> Deci
     settled = report.variables > 0 or bool(_tasks_in(report, "ready", "finished"))
     if not report.missing and not loading and settled:
         return Decision(Action.KEEP, "every variable has a value on its task: the model is alive, no step is lost")
+    # The reason names everything that was wrong. It is the one line that explains a lost run afterwards.
     lacking = f"no value on its task: {_some(report.missing)}" if report.missing else ""
     if loading:
         half = f"a chief has died while it gave {', '.join(loading)} values"
         lacking = f"{half}; {lacking}" if lacking else half
     lacking = lacking or "nothing tells that anybody has initialised"
+    # In a new run every ps starts without values, which is no news.
     if report.origins and (options.recovering or _tasks_in(report, "ready", "loading")):
         lacking = "; ".join((lacking, *report.origins))
+    # A checkpoint comes before an init operation: nobody means to begin again where there is something to restore.
     if report.checkpoint is not None:
         return Decision(Action.RESTORE, f"{lacking}; the newest checkpoint is {report.checkpoint}")
     if options.wait_for_checkpoint and now < options.give_up_at:
@@ -180,6 +184,7 @@ def _for_other(now: float, report: ClusterReport, options: StartOptions) -> Deci
     if _tasks_in(report, "finished"):
         return Decision(Action.END, "the chief has finished training")
     loading = _tasks_in(report, "loading")
+    # The values count before the phases: a variable without a value is the better reason in the log.
     if report.missing:
         return _wait(now, options, f"the chief has not yet initialised {_some(report.missing)}{_waited_for(report)}")
     if loading:

@@ -28,7 +28,7 @@ Feeds: TypeAlias = Mapping[Any, object]
 class CheckpointSaver(Protocol):
     """A saver of variables: a ``Saver``, or the user's own."""
 
-    def save(self, sess: rt.Session, save_path: str, global_step: Any = None) -> Any:
+    def save(self, sess: rt.Session, save_path: str, global_step: Element | None = None) -> object:
         """Saves; returns the path of the checkpoint."""
 
     def restore(self, sess: rt.Session, save_path: str) -> object:
@@ -80,6 +80,7 @@ def reason(session: rt.Session, ready_op: Element | None) -> str:
         value = session.run(ready_op)
     except rt.lowlevel.UninitializedError as error:
         return str(error)
+    # TF1 takes each of these for ready.
     if value is None or np.asarray(value).dtype == np.int32 or np.asarray(value).size == 0:
         return ""
     names = [item.decode() if isinstance(item, bytes) else str(item) for item in np.ravel(value)]
@@ -95,6 +96,7 @@ def default_filters(graph: rt.Graph) -> tuple[str, ...]:
     Args:
         graph: The graph that sessions will run.
     """
+    # The ps tasks are always in: the run records lie there, also of a graph without variables.
     found = {"/job:ps"}
     devices: dict[str, bool] = {}
     variables = {v.op.name for v in graph.get_collection(rt.GraphKeys.GLOBAL_VARIABLES)}

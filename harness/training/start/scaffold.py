@@ -76,6 +76,7 @@ class Scaffold:
         self.saver = saver
         self._user_init_fn = init_fn
         if copy_from_scaffold is not None:
+            # A part that was given here counts, so one scaffold can vary another.
             for name, given in list(vars(self).items()):
                 if given is None:
                     setattr(self, name, getattr(copy_from_scaffold, name))
@@ -100,6 +101,7 @@ class Scaffold:
                     f"More than one item in the collection {key!r}. Please indicate which one to use by passing it to "
                     "the Scaffold constructor."
                 )
+        # Each part that is missing is looked for in the graph's collections before it is made.
         for name, make in _DEFAULTS.items():
             if getattr(self, name) is None:
                 setattr(self, name, make(graph))
@@ -161,7 +163,9 @@ class TrainingSessionCreator(SessionCreator):
             recovers: True where a silent task is waited for, so that no step is lost or doubled.
         """
         self._grace_period = grace_period
+        # The series is known only now: it is the basename of the hook that saves.
         self.manager().series = series
+        # A step of a session that recovers waits for a silent task: it must be neither lost nor run twice.
         self._options = readiness.with_start_timeout(self._config, self.give_up_secs) if recovers else self._config
         source = self._source()
         self.records, self.probe = source.records, source.probe
@@ -294,8 +298,10 @@ class OwnSessionCreator(TrainingSessionCreator):
     role = Role.CHIEF
 
     def __init__(self, creator: OpensSessions) -> None:
+        # The user's creator may take its time; no limit of this package is meant for it.
         super().__init__(max_wait_secs=math.inf)
         self._creator = creator
+        # A creator may say where its checkpoints are. It then gets the last save, as the chief's does.
         self.checkpoint_dir = getattr(creator, "checkpoint_dir", None)
 
     def equip(self, grace_period: GracePeriod, series: str, *, recovers: bool) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 
@@ -21,6 +21,7 @@ from harness.training.start import log_directory, policy, readiness
 from harness.training.start.global_step import get_global_step
 from harness.training.start.inspection import ATTEMPT_SECS, ModelInspector, silence_is_loss
 from harness.training.start.policy import Action, Role
+from harness.training.start.readiness import CheckpointSaver, Element, Feeds
 from runtime import concurrency
 from runtime.lowlevel import RunRecords
 
@@ -84,16 +85,17 @@ class _Request:
     config: rt.SessionConfig | None
     options: policy.StartOptions
     records: RunRecords | None
-    init_op: Any = None
-    init_feed_dict: Mapping[Any, Any] | None = None
+    init_op: Element | None = None
+    init_feed_dict: Feeds | None = None
     init_fn: Callable[[rt.Session], object] | None = None
-    saver: Any = None
+    saver: CheckpointSaver | None = None
     checkpoint_dir: str | None = None
     checkpoint: str | None = None
 
     @property
     def logdir(self) -> str:
         """The directory in a form that two runs can compare; empty for none."""
+        # A URL has no links to resolve, and a name is the same on every host.
         if not self.checkpoint_dir or "://" in self.checkpoint_dir:
             return self.checkpoint_dir or ""
         return os.path.realpath(self.checkpoint_dir)
@@ -129,12 +131,12 @@ class SessionManager:
 
     def __init__(
         self,
-        local_init_op: Any = None,
-        ready_op: Any = None,
-        ready_for_local_init_op: Any = None,
+        local_init_op: Element | None = None,
+        ready_op: Element | None = None,
+        ready_for_local_init_op: Element | None = None,
         graph: rt.Graph | None = None,
         recovery_wait_secs: float = 30,
-        local_init_feed_dict: Mapping[Any, Any] | None = None,
+        local_init_feed_dict: Feeds | None = None,
         *,
         grace_period: GracePeriod | None = None,
     ) -> None:
@@ -148,10 +150,13 @@ class SessionManager:
         self._ready_for_local_init_op = ready_for_local_init_op
         self._recovery_wait_secs = recovery_wait_secs
         self._local_init_feed_dict = local_init_feed_dict
+        # A manager that a program makes by itself has no coordinator: its waits end by their limits alone.
         self._grace_period = grace_period or GracePeriod(Coordinator())
         self._has_own_grace_period = grace_period is None
+        # Kept by target, as the leadership of a chief must outlive the session that has claimed it.
         self._records: dict[tuple[str, bool], RunRecords] = {}
         self._rival_since = math.inf
+        # The last reason in the log and its time: a wait of an hour is not an hour of equal lines.
         self._logged, self._logged_at = "", 0.0
         self._model = ModelInspector(self._graph)
         self.series = ""
@@ -176,14 +181,14 @@ class SessionManager:
     def prepare_session(
         self,
         master: str,
-        init_op: Any = None,
-        saver: Any = None,
+        init_op: Element | None = None,
+        saver: CheckpointSaver | None = None,
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
         wait_for_checkpoint: bool = False,
         max_wait_secs: float | None = GIVE_UP_SECS,
         config: rt.SessionConfig | None = None,
-        init_feed_dict: Mapping[Any, Any] | None = None,
+        init_feed_dict: Feeds | None = None,
         init_fn: Callable[[rt.Session], object] | None = None,
         *,
         recovering: bool = False,
@@ -212,6 +217,7 @@ class SessionManager:
             DeadlineExceededError: Tasks did not answer in time. The message names them.
             ValueError: Both kinds of checkpoint location were given.
         """
+        # TF1 has the same check, with these words.
         if checkpoint_dir and checkpoint_filename_with_path:
             raise ValueError("Can not provide both checkpoint_dir and checkpoint_filename_with_path.")
         options = policy.StartOptions(
@@ -219,6 +225,7 @@ class SessionManager:
             init_op is not None or init_fn is not None or self._local_init_op is not None,
             wait_for_checkpoint,
             recovering,
+            # A launcher counts the starts of a task. A task that is started by hand counts as a new run.
             attempt(os.environ) > 0,
         )
         return self._until_ready(
@@ -267,6 +274,7 @@ class SessionManager:
         """
         if not master:
             return None
+        # A process may play both parts, as tests do, and only a chief's records may lead.
         key = (master, role is Role.CHIEF)
         if key not in self._records:
             self._records[key] = RunRecords(
@@ -287,6 +295,7 @@ class SessionManager:
                         session, report = self._open(request), None
                     report = self._ask(request, session, report)
                     decision = self._decide(request.role, report, request.options)
+                    # A task that is not the chief has nothing left to do: its model is ready.
                     if decision.action is Action.JOIN:
                         return session
                     self._raise_if_hopeless(request, decision, started)
@@ -294,6 +303,7 @@ class SessionManager:
                         self._wait(request, report)
                         backoff = FIRST_BACKOFF_SECS
                         continue
+                    # From here on this chief changes values: no other chief may live, and no other job may write there.
                     if self._wait_for_rival(request, report):
                         continue
                     # After a wait the other job has left a new checkpoint, so the cluster is asked again.
@@ -307,6 +317,7 @@ class SessionManager:
                         session.adopt_generations(request.records.load())
                     self._act(request, session, report, decision.action, live)
                     return session
+                # Whatever was under way begins again with a new session: each part of it may be done twice.
                 except LOST_CONTACT as error:
                     if session is not None:
                         session.close()
@@ -321,12 +332,15 @@ class SessionManager:
             raise
 
     def _open(self, request: _Request) -> _HoldingSession:
+        # One attempt is short, so that the loop sees a stop and can say what it waits for.
         left = max(0.1, request.options.give_up_at - concurrency.monotonic())
         secs = self._grace_period.at_most(min(left, ATTEMPT_SECS))
         config = readiness.filtered(request.config, self._graph, secs)
         with silence_is_loss():
             session = _HoldingSession(request.master, self._graph, config)
+        # The lock lives as long as the session: another job may write there once this chief has closed it.
         session.hold = log_directory.DirectoryLock()
+        # A ps whose program lacks ``server.join()`` would train beside the workers, as one of them.
         if session.task.startswith("/job:ps/") and request.records is not None:
             session.close()
             raise rt.InvalidArgumentError(
@@ -351,6 +365,7 @@ class SessionManager:
     ) -> bool:
         """Takes the lock of the log directory; returns True if another job had to end first."""
         waited = False
+        # The other job may end at any moment. Its chief leaves the lock with its process, and no event says so.
         while reason := session.hold.take(request.logdir, report.addresses.values(), self.series):
             self._note_loss(request, rt.UnavailableError(reason), started)
             self._grace_period.wait(_LOCK_SECS)
@@ -374,6 +389,7 @@ class SessionManager:
 
     def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
         """Returns the report of the cluster. A task that is not the chief first waits for what the last one lacked."""
+        # The chief does not wait for values here: it is the task that gives them.
         if request.role is Role.CHIEF:
             checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
             return self._model.report(session, request.records, checkpoint)
@@ -383,6 +399,7 @@ class SessionManager:
             self._model.wait(session, request.records, last, wait_secs)
         report = self._model.report(session, request.records, None)
         own = self._model.own(session)
+        # Variables on the own task stay out: no chief gives them values.
         report = replace(report, missing=[name for name in report.missing if name not in own])
         if not report.missing and "loading" not in report.phases.values():
             report = replace(report, not_ready=self._local_init(session))
@@ -401,6 +418,7 @@ class SessionManager:
     def _raise_if_hopeless(self, request: _Request, decision: policy.Decision, started: float) -> None:
         if decision.action is Action.END:
             raise TrainingOver(decision.reason)
+        # The chief gives up at once, as no task can help it. Another task gives up when its time is over.
         gives_up = decision.action is Action.GIVE_UP
         if request.role is Role.CHIEF:
             if gives_up:
@@ -413,6 +431,7 @@ class SessionManager:
 
     def _wait(self, request: _Request, report: policy.ClusterReport) -> None:
         """Waits before the cluster is asked again, where asking does not wait by itself."""
+        # Where variables are missing the next question waits on the tasks themselves, without a pause here.
         if request.role is Role.CHIEF or report.not_ready:
             left = max(0.0, request.options.give_up_at - concurrency.monotonic())
             self._grace_period.wait(min(self._recovery_wait_secs, left))
@@ -424,17 +443,23 @@ class SessionManager:
         path = ""
         done = f"Init op: {getattr(request.init_op, 'name', request.init_op)}, init fn: {request.init_fn}"
         if action is Action.KEEP:
+            # The live model wins over the directory: to restore would throw away steps of a run that trains.
             if warning := policy.other_run(report, request.logdir, live):
                 logging.warning("%s", warning)
             elif report.checkpoint and not request.options.recovering and isinstance(request.saver, DirectorySaver):
                 request.saver.take_states(request.checkpoint_dir or report.checkpoint)
         elif action is Action.RESTORE:
+            assert request.saver is not None, "a checkpoint is only found for a saver"
             # The newest checkpoint is looked for again: the record of the directory may name this run's series since.
             newest = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
             path = _restore(request.saver, session, request.checkpoint_dir, str(newest))
             done = f"Restored: {path}"
         else:
-            _initialize(session, request.init_op, request.init_feed_dict, request.init_fn)
+            if request.init_op is not None:
+                session.run(request.init_op, request.init_feed_dict)
+            if request.init_fn is not None:
+                request.init_fn(session)
+        # The local variables come last, as their initial values may read the global ones.
         self._make_ready(session, done)
         if path:
             self._log_lost(session, live, path)
@@ -492,6 +517,7 @@ class SessionManager:
 
     def _log_lost(self, session: rt.Session, live: int | None, path: str) -> None:
         step = get_global_step(self._graph)
+        # Without a global step no number of lost steps is known.
         if step is None:
             return
         now = int(session.run(step))
@@ -501,22 +527,15 @@ class SessionManager:
             logging.warning("restored %s: back from step %d to step %d, %d steps are lost", path, live, now, live - now)
 
 
-def _initialize(session: rt.Session, init_op: Any, feed_dict: Mapping[Any, Any] | None, init_fn: Any) -> None:
-    if init_op is not None:
-        session.run(init_op, feed_dict)
-    if init_fn is not None:
-        init_fn(session)
-
-
-def _restore(saver: Any, session: rt.Session, directory: str | None, path: str) -> str:
-    """Restores one checkpoint, or the newest undamaged one of a directory. Returns its path."""
+def _restore(saver: CheckpointSaver, session: rt.Session, directory: str | None, path: str) -> str:
+    """Restores a checkpoint, or the newest undamaged one of a directory; returns the path of the checkpoint."""
     if isinstance(saver, DirectorySaver):
         return str(saver.restore_latest(session, directory or path))
     saver.restore(session, path)
     return path
 
 
-def _newest(saver: Any, directory: str | None, path: str | None) -> str | None:
+def _newest(saver: CheckpointSaver | None, directory: str | None, path: str | None) -> str | None:
     """Returns the path of the checkpoint to restore; None without a checkpoint or a saver."""
     if saver is None or not (directory or path):
         return None

@@ -93,6 +93,7 @@ class ManagerSource:
             recovering: True where the session takes the place of one that has lost a task.
         """
         config = readiness.for_recovery(self._config) if recovering else self._config
+        # Only the chief has the operations that give variables their values.
         if self._role is Role.OTHER:
             return self._manager.wait_for_session(self._master, config=config, max_wait_secs=self.give_up_secs)
         if self._knows_run:
@@ -147,6 +148,7 @@ class RunSessions:
         while True:
             session = self._open(recovering)
             try:
+                # Entered before the first step: a chief that ends now has to wait for this task.
                 if self._source.records is not None:
                     self._source.records.join(session.id)
                 if self._probe is not None:
@@ -177,6 +179,7 @@ class RunSessions:
                 raise
             logging.info("nothing left to do: %s", error)
             self.late = True
+            # The block of the program runs all the same, and finds a stop requested.
             return self._source.bare()
         except rt.TaskLeftError:
             raise

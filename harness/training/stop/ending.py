@@ -52,6 +52,7 @@ def end_part(
         return
     if run.silenced and directory is not None:
         raise _silence_error(run, directory)
+    # A program may close its session before the end. Nothing can be saved then, but the run still has to end.
     if session.closed:
         if directory is not None and not run.late:
             logging.warning("the session was closed before the stop: %s", not_saved(run.reached, directory))
@@ -113,9 +114,12 @@ def _report_done(run: TaskRun, records: RunRecords, directory: str | None) -> No
             _finish_run(run, records, step)
             if directory is not None:
                 note_end(directory, step)
+        # A launcher ends the ps tasks itself. Elsewhere they leave when every task has said that it is done.
         answers = records.done(leave=not launcher_ends_ps(os.environ), session=session.id)
+        # A chief has just saved, and knows its own step.
         if not run.is_chief:
             _log_too_late(run, answers.values())
+    # The steps are saved, so a report that fails is no error of this task.
     except (rt.PermissionDeniedError, rt.TaskLeftError, *LOST_CONTACT) as error:
         if session.raw.left_tasks:
             _log_left(session)

@@ -70,6 +70,7 @@ def save_the_end(
             break
         except (rt.lowlevel.DiskFullError, rt.lowlevel.DiskAwayError) as error:
             full = isinstance(error, rt.lowlevel.DiskFullError)
+            # An interrupted run goes on later from the checkpoint before, and its host may end it within seconds.
             if full and not over:
                 raise
             if room_until is None:
@@ -93,6 +94,7 @@ def save_the_end(
                 text = f"{gone.message}; {not_saved(reached, checkpoint_dir)}; {_ADVICE}"
                 _tell(type(gone)(text, task=gone.task), gone, over)
                 return
+    # The save itself went well. But it holds an older step, if a task came back from a checkpoint meanwhile.
     if reached is not None and now < reached:
         loss = session.last_loss
         who = "was lost" if loss is not None and loss.task else "a task was lost"

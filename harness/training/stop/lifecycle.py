@@ -129,7 +129,9 @@ class Lifecycle:
             global_step: Variable that counts the steps, or None.
             on_recovery: Function that is called with each new session after a recovery.
         """
+        # From the first wait on Ctrl-C has to leave no lock behind.
         interrupt_between_locks()
+        # An earlier session of this object may have used its grace period up.
         self.grace_period.renew()
         self.story.clear()
         self._note(RunEvent.OPENS)
@@ -148,6 +150,7 @@ class Lifecycle:
         is_elastic = bool(graph.get_collection(ELASTIC))
         self.run = TaskRun(session, sessions, source.records, self.is_chief, is_elastic, self.grace_secs)
         self._note(RunEvent.OPENED)
+        # The loop of the program ends at once, and its end finds nothing to save.
         if self.late:
             self.coord.request_stop()
         self._start_threads(self.run)
@@ -158,6 +161,7 @@ class Lifecycle:
         self._closed.set()
         self._closed = concurrency.Event()
         threads = concurrency.ThreadGroup("the lifecycle of a session")
+        # A late task has no chief to help and no order to wait for: its run has ended.
         if run.sessions.probes and not run.late:
             threads.start(_probe, run, name="probe-tasks")
         threads.start(self._watch, run, self._closed, name="watch-stop")
@@ -169,6 +173,7 @@ class Lifecycle:
         """Cancels, after a stop, a step that runs too long; closes the session when a task is silent too long."""
         self.coord.wait_for_stop()
         stopped_at = concurrency.monotonic()
+        # The thread that waits for orders of others has done its work: this task stops already.
         if run.records is not None:
             run.records.close()
         limit = min(FAILURE_GRACE_SECS, self.grace_secs) if failed(self.coord) else self.grace_secs
@@ -203,6 +208,7 @@ class Lifecycle:
         Raises:
             OpError: The order did not reach a ps.
         """
+        # A program that has closed its session takes part no more, so it speaks for nobody.
         if self.run is not None and self.run.records is not None and not self.run.session.closed:
             self.run.records.stop(reason)
 
@@ -226,6 +232,7 @@ class Lifecycle:
         if run is None or self.phase in _WITHOUT_SESSION:
             return
         run.note_reached(run.session.seen.reached)
+        # The other tasks do not wait: the chief alone can restore, and the chief alone ends the run.
         if run.records is None or not run.is_chief or run.late:
             return
         self._note(RunEvent.WAITS)
@@ -261,12 +268,14 @@ class Lifecycle:
         held: contextlib.AbstractContextManager[list[int]] = shielded() if shield else contextlib.nullcontext([])
         with held as signals:
             self._note(RunEvent.ENDS)
+            # Read before the save, which compares: a recovery within the save must not lower it.
             run.note_reached(run.session.seen.reached)
             if run.records is not None:
                 run.records.answer_secs = run.answer_secs
             try:
                 end_part(run, final, over=over, checkpoint_dir=checkpoint_dir, signals=signals)
             except BaseException as error:
+                # With a shield no signal interrupts the end, so whatever comes out is final.
                 self._note(RunEvent.DONE if shield or isinstance(error, Exception) else RunEvent.INTERRUPTED)
                 raise
             self._note(RunEvent.DONE)
@@ -277,6 +286,7 @@ class Lifecycle:
 
     def at_exit(self) -> None:
         """Logs, when the process ends, that training was not brought to an end before."""
+        # First of all: that thread in the middle of a call would abort the process.
         if self._orders is not None:
             self._orders.end()
         run = self.run
@@ -294,6 +304,7 @@ class Lifecycle:
 
     def close(self) -> None:
         """Closes the session; never waits for a dead task."""
+        # The threads end by the event. To join them could wait for a dead task.
         self._closed.set()
         self.grace_period.end()
         if self.run is not None:

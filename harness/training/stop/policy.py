@@ -45,6 +45,7 @@ class RunEvent(enum.Enum):
     DONE = "the end is reported, or nothing is to be reported"
 
 
+# An event that comes twice, or late, is no error: signals, threads and the two faces may all end a run.
 _NEXT: Mapping[RunEvent, tuple[frozenset[RunPhase], RunPhase]] = {
     RunEvent.OPENS: (frozenset(RunPhase), RunPhase.OPENING),
     RunEvent.OPENED: (frozenset({RunPhase.OPENING}), RunPhase.TRAINING),
@@ -92,6 +93,7 @@ def after_stop(
         step_limit: Seconds that a step may take after the stop.
         silence_limit: Seconds that a task may be silent while training ends.
     """
+    # While the chief waits for others its own steps recover lost tasks. These have limits of their own.
     if phase is RunPhase.TRAINING and step_secs > 0 and step_secs >= step_limit:
         return StopAction.CANCEL_STEPS
     if phase is RunPhase.ENDING and silent_secs >= silence_limit:
@@ -167,8 +169,10 @@ def after_answer(
     state = replace(state, answered_at=now, gone=gone, over=not left)
     if not left:
         return state, news
+    # Asked again when the next worker could be given up, or when any of them is done: the ps answers then.
     soonest = limits.worker_secs - max(left.values())
     state = replace(state, wait_secs=min(LONGEST_WAIT_SECS, max(_SHORTEST_WAIT_SECS, soonest)))
+    # The first line comes at once: a user who has just seen the last step wants to know why nothing ends.
     if now - state.logged_at >= LONGEST_WAIT_SECS:
         words = [f"{task} (silent for {secs:.0f} s)" if secs >= _QUIET_SECS else task for task, secs in left.items()]
         news = replace(news, awaited=", ".join(words), lasts=now - state.began >= LONGEST_WAIT_SECS)

@@ -136,6 +136,7 @@ class _Interrupt:
         self._held_up = _HeldUp(_locks_or_collects, LOCK_SECS)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        # Sent again by another thread: the main thread has to go on, or it never leaves the lock.
         if self._held_up(frame):
             # A thread of ``threading`` takes locks while it starts, and the main thread may hold just those.
             _thread.start_new_thread(_send_again, (number,))
@@ -152,6 +153,7 @@ class _HeldUp:
         self._times = 0
 
     def __call__(self, frame: FrameType | None) -> bool:
+        # A place that the main thread never leaves must not keep a signal for ever.
         self._times = self._times + 1 if self._waits(frame) and self._times < self._most else 0
         return self._times > 0
 
@@ -316,6 +318,7 @@ def shielded() -> Iterator[list[int]]:
         if isinstance(handler, _Leave):
             handler.notice()
 
+    # A handler that is not Python's is None here, and SIG_IGN is no function: both stay.
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before: dict[int, Callable[[int, FrameType | None], object]] = {n: h for n, h in found.items() if callable(h)}
     failure: Exception | None = None

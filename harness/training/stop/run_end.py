@@ -53,6 +53,7 @@ def note_end(logdir: str, step: int | None) -> None:
 
     path = epath.Path(logdir) / END_FILE
     try:
+        # A cloud store has no rename, and writes a small object whole.
         if not storage.is_local(logdir):
             path.write_text(json.dumps({"step": step}) + "\n")
             return

@@ -51,6 +51,7 @@ class TaskRun:
     @property
     def answer_secs(self) -> float:
         """Seconds that a question may take once training needs no answer any more."""
+        # With a grace period of a second a healthy ps on a busy host would count as gone.
         return min(ANSWER_SECS, max(2.0, self.grace_secs))
 
     @property

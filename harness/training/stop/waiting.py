@@ -35,9 +35,11 @@ def wait_for_others(run: TaskRun, records: RunRecords) -> None:
     records.answer_secs = run.answer_secs
     limits = WaitLimits(run.silence_secs, run.worker_silence_secs)
     now = concurrency.monotonic()
+    # No session has this number of recoveries, so the first round informs the ps tasks.
     state, rested = WaitState(now, now), -1
     try:
         while not state.over and not failed(session.coord):
+            # A recovery within this wait ends when the wait does.
             grace_period.deadline = state.answered_at + run.silence_secs
             try:
                 # Synchronous workers need not wait for the gradient of a chief that only waits. A recovered ps has
@@ -79,6 +81,7 @@ def _run_step(run: TaskRun, records: RunRecords) -> int | None:
             _restore_closed(run, records)
             return run.reached
         # The thread that probes has ended with the stop, so this step looks at every ps in its place.
+        # A loss is only found by asking every ps: the global step may lie on one that lives.
         if run.sessions.probes:
             raw = session.raw
             try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.training.start.global_step import get_global_step
+from harness.training.start.readiness import Feeds
 
 if TYPE_CHECKING:
     from harness.tensorboard.writer import FileWriter
@@ -24,8 +25,8 @@ class SessionRunArgs:
         options: ``runtime.RunOptions``, merged with the caller's.
     """
 
-    fetches: Any = None
-    feed_dict: Mapping[Any, Any] | None = None
+    fetches: object = None
+    feed_dict: Feeds | None = None
     options: rt.RunOptions | None = None
 
 
@@ -55,6 +56,7 @@ class SessionRunContext:
 
     original_args: SessionRunArgs
     session: rt.Session
+    # A wish of one hook holds for all: nobody takes it back.
     _stop: bool = field(default=False, repr=False)
 
     @property
@@ -97,6 +99,7 @@ class GlobalStepHook(SessionRunHook):
 
     def begin(self) -> None:
         """Finds the global step. Raises RuntimeError, with the name of the hook, when there is none."""
+        # Found here and not in the constructor: TF1 programs make hooks before the graph is whole.
         step = get_global_step()
         if step is None:
             name = type(self).__name__
@@ -120,6 +123,7 @@ class EventsHook(GlobalStepHook):
     """
 
     def __init__(self, output_dir: str | None, summary_writer: FileWriter | None = None) -> None:
+        # A writer of the caller's own wins, and is the caller's to close.
         self._output_dir = None if summary_writer is not None else output_dir
         self.writer = summary_writer
 
@@ -135,6 +139,7 @@ class EventsHook(GlobalStepHook):
         """Closes the file of the directory's writer until something is added to it; flushes a writer of the caller."""
         if self.writer is None:
             return
+        # The writer opens its file again when something is added, so a later session may go on with it.
         if self._output_dir:
             self.writer.close()
         else:

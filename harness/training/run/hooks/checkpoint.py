@@ -107,6 +107,7 @@ class CheckpointSaverHook(EventsHook):
             )
             if self._save_graph_def and self.writer is not None:
                 self.writer.add_graph(session.graph)
+        # A new session may have other values: the first checkpoint says where it begins.
         step = int(session.run(self._step))
         self._save(session, step)
         self._timer.update_last_triggered_step(step)
@@ -165,6 +166,7 @@ class CheckpointSaverHook(EventsHook):
         """Saves; returns True if a listener requests a stop."""
         assert self._checkpoints is not None
         with costs_one_checkpoint(session):
+            # A listener may read the checkpoint, so it has to be whole when the listener is called.
             if self._listeners:
                 return self._announce_and_save(session, step)
             self._checkpoints.begin(session)

@@ -94,6 +94,7 @@ class EarlyStoppingHook(GlobalStepHook):
         mode: str = "min",
         min_delta: float = 0.0,
     ) -> None:
+        # A patience of zero would stop training at the first value.
         if patience < 1 or every_n_steps < 1:
             raise ValueError(f"patience and every_n_steps are 1 at least, not {patience} and {every_n_steps}")
         self._metric, self._every = metric, every_n_steps
@@ -118,6 +119,7 @@ class EarlyStoppingHook(GlobalStepHook):
     def begin(self) -> None:
         """Finds the global step and forgets the values of an earlier run."""
         super().begin()
+        # A hook may be used for a second run, of which the first says nothing.
         self._seen, self._next_step = (), None
 
     def register_state(self, session: rt.Session, checkpoint_dir: str | None) -> None:
@@ -169,6 +171,7 @@ class EarlyStoppingHook(GlobalStepHook):
         # A chief that was replaced must not stop the run of the next chief.
         if not self.leads():
             return
+        # The session underneath: a metric that recovers in the middle would mix two models.
         value = float(self._metric(run_context.session) if callable(self._metric) else run_values.results[1])
         seen = added(self._seen, Evaluation(step, 0.0, {"metric": value}))
         found = standing(seen, self._goal)

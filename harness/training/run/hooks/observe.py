@@ -65,6 +65,7 @@ class LoggingTensorHook(SessionRunHook):
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Returns the tensors as fetches when a line is due."""
+        # Fetched only when a line is due: to fetch a large tensor costs each step.
         due = self._timer is not None and self._timer.should_trigger_for_step(self._steps)
         return SessionRunArgs(self._tensors) if due else None
 
@@ -72,6 +73,7 @@ class LoggingTensorHook(SessionRunHook):
         """Logs the values of a line that was due."""
         if run_values.results is not None:
             self._log(run_values.results)
+        # Steps of this worker, as TF1 counts here: the hook needs no global step.
         self._steps += 1
 
     def end(self, session: rt.Session) -> None:
@@ -116,6 +118,7 @@ class StepCounterHook(EventsHook):
     def begin(self) -> None:
         """Finds the global step and opens the writer."""
         super().begin()
+        # Made anew for each run, so that a pause between two runs is no rate.
         self._counter = StepCounter(self._step.op.name, self.writer)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -173,6 +176,7 @@ class SummarySaverHook(EventsHook):
         """Returns the summary as a fetch when one is due; the first step always has one."""
         op = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         wanted = op is not None and self.writer is not None
+        # The step after the last one: a step that is fetched together with the summary is known too late.
         self._requested = wanted and (self._next is None or self._timer.should_trigger_for_step(self._next))
         return SessionRunArgs({"step": self._step, **({"summary": op} if self._requested else {})})
 
@@ -184,6 +188,7 @@ class SummarySaverHook(EventsHook):
             if self._next is None:
                 self.writer.add_session_log("START", step)
             self._timer.update_last_triggered_step(step)
+            # A list of summaries gives a list of values.
             given = run_values.results["summary"]
             for summary in given if isinstance(given, list | tuple) else [given]:
                 self.writer.add_summary(summary, step)

@@ -49,6 +49,7 @@ class SecondOrStepTimer:
         if self._last is None:
             return True
         last_step, _ = self._last
+        # A step that is run again after a recovery is not due twice.
         if step == last_step:
             return False
         return self.secs_are_over() if self._every_steps is None else step >= last_step + self._every_steps
@@ -67,6 +68,7 @@ class SecondOrStepTimer:
         Returns:
             Seconds and steps since the time before; None and None at the first.
         """
+        # Read once, so that no time between two readings is lost.
         now, before = self._clock(), self._last
         self._last = (step, now)
         return (None, None) if before is None else (now - before[1], step - before[0])
