@@ -11,12 +11,10 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from runtime import concurrency
-
-STAGGER_SECS: Final = 0.25
-"""Seconds to wait for an address before the next one is tried beside it."""
+from runtime.wire import times
 
 
 class Address(NamedTuple):
@@ -131,14 +129,14 @@ def connect(
             now = concurrency.monotonic()
             if now >= deadline:
                 break
-            # The next address has its turn after `STAGGER_SECS`, or at once if no attempt is under way.
+            # The next address has its turn after `times.STAGGER_SECS`, or at once if no attempt is under way.
             if left and (now >= next_at or not waiting):
                 address = left.pop()
                 adopted = make(address)
                 made.append(adopted)
                 adopt(adopted)
                 adopted.setblocking(False)
-                next_at = now + STAGGER_SECS
+                next_at = now + times.STAGGER_SECS
                 code = adopted.connect_ex(address.sockaddr)
                 if code not in (0, errno.EINPROGRESS):
                     failures.append(_error(code))
@@ -149,8 +147,7 @@ def connect(
             for fd, _ in poll.poll(max(0.0, until - concurrency.monotonic()) * 1000):
                 sock = waiting.pop(fd)
                 poll.unregister(fd)
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code == 0:
+                if (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) == 0:
                     adopted = sock
                     adopt(sock)
                     return sock
@@ -158,13 +155,17 @@ def connect(
             assert adopted is not None
             # Raises if another thread has interrupted the socket, which ended the wait.
             adopt(adopted)
-        # A refusal says more than a timeout: the host is there, and the task is not.
-        refused = [failure for failure in failures if isinstance(failure, ConnectionRefusedError)]
-        raise (refused or failures or [TimeoutError("timed out")])[-1]
+        raise _choose_failure(failures)
     finally:
         for sock in made:
             if sock is not adopted:
                 sock.close()
+
+
+def _choose_failure(failures: list[OSError]) -> OSError:
+    # A refusal says more than a timeout: the host is there, and the task is not.
+    refused = [failure for failure in failures if isinstance(failure, ConnectionRefusedError)]
+    return (refused or failures or [TimeoutError("timed out")])[-1]
 
 
 def _error(code: int) -> OSError:

@@ -26,7 +26,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.tensor_spec import Array
-from runtime.wire import answers, frames, sockets
+from runtime.wire import answers, frames, sockets, times
 from runtime.wire.codec import (
     Buffer,
     Layout,
@@ -37,8 +37,6 @@ from runtime.wire.codec import (
 from runtime.wire.dial import Dialer
 from runtime.wire.link import Link, Wait
 
-_LISTEN_SECS = 0.1
-"""Seconds between two looks at the deadline while a call that was given up listens for its answer."""
 _PING = frames.pack_header(frames.MAGIC, frames.PING, 0, 0, 0, 0, 0)
 
 
@@ -288,7 +286,7 @@ class Lane:
         """
         self._wait.deadline = deadline
         if self._pending is not None:
-            self._link.set_tick(min(max(deadline - concurrency.monotonic(), 0.001), sockets.TICK_SECS))
+            self._link.set_tick(min(max(deadline - concurrency.monotonic(), 0.001), times.TICK_SECS))
 
     def cancel(self) -> None:
         """Makes the call under way raise CancelledError, from any thread.
@@ -339,7 +337,7 @@ class Lane:
             return
         remaining = wait.deadline - now
         if remaining > 0:
-            self._link.set_tick(min(remaining, sockets.TICK_SECS))
+            self._link.set_tick(min(remaining, times.TICK_SECS))
         elif self._given_up is not None:
             raise self._given_up
         else:
@@ -353,7 +351,7 @@ class Lane:
         # The task may have answered already. So the lane listens for a while before the call ends with `error`.
         self._given_up = error
         self._wait.deadline = concurrency.monotonic() + timeouts.LAST_WORD_SECS
-        self._link.set_tick(_LISTEN_SECS)
+        self._link.set_tick(times.LISTEN_SECS)
         self._link.close_sending_side()
 
     def _send_pending(self) -> None:
@@ -364,10 +362,10 @@ class Lane:
             left = deadline - concurrency.monotonic()
             if left <= 0 and self._wait.held_back:
                 # The deadline has passed. The task must still read the call before the goodbye that gives the call up.
-                left = _LISTEN_SECS
-            link.set_tick(min(max(left, 0.001), sockets.TICK_SECS))
-        elif link.tick_secs != sockets.TICK_SECS:
-            link.set_tick(sockets.TICK_SECS)
+                left = times.LISTEN_SECS
+            link.set_tick(min(max(left, 0.001), times.TICK_SECS))
+        elif link.tick_secs != times.TICK_SECS:
+            link.set_tick(times.TICK_SECS)
         sent = 0
         if len(segments) <= sockets.MAX_IOV:
             try:

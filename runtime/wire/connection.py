@@ -28,39 +28,26 @@ from runtime.errors import (
     UnauthenticatedError,
 )
 from runtime.limits import Limits
-from runtime.tensor_spec import Array, aligned_buffer
+from runtime.tensor_spec import Array
 from runtime.trust import roles
 from runtime.trust.certificates import Context, shown_names
 from runtime.trust.greeting import Greeting
 from runtime.trust.roles import ANYBODY, Identity, identity_of
 from runtime.trust.security import NOT_TLS, Refusals, no_handshake, speaks_tls
-from runtime.wire import frames, sockets
+from runtime.wire import frames, sockets, times
 from runtime.wire.codec import (
     Buffer,
     Layout,
     Segments,
-    decode_dynamic,
     encode_payload,
 )
 from runtime.wire.handles import ORDERS
+from runtime.wire.receiver import LARGE_BUFFER_BYTES, CallReceiver
 from runtime.wire.reply_cache import LaneRecord, LaneTable, Superseded
 
-# A frame is received in one piece: its header ends where the aligned payload begins.
-_PAYLOAD_AT: Final = 64
-_HEADER_AT: Final = _PAYLOAD_AT - frames.HEADER_BYTES
-# A receive buffer starts small, grows to the largest call, and shrinks after many small calls if it is large.
-_FIRST_BUFFER_BYTES: Final = 64 << 10
-_LARGE_BUFFER_BYTES: Final = 4 << 20
-_SHRINK_AFTER_CALLS: Final = 64
-_DRAIN_BYTES: Final = 1 << 20
-# Most handles with cached views, and with cached permissions. A full cache is emptied, so handles without end cost no
-# memory without end.
-_VIEWS: Final = 256
+# Most handles with cached permissions. A full cache is emptied, so handles without end cost no memory without end.
 _PERMITTED: Final = 4096
-_TLS_TICK_SECS: Final = 0.25
-"""Seconds until a thread that waits for its TLS client notices the end of the server. OpenSSL wants one thread at a
-time, so no other thread may say goodbye.
-"""
+_PONG: Final = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
 _CUT_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """The errors of a TLS connection that was cut in the middle."""
 
@@ -265,6 +252,21 @@ class State(enum.IntEnum):
     """The client is welcome."""
 
 
+@dataclass(slots=True)
+class Traffic:
+    """The counters of a connection.
+
+    Attributes:
+        calls: Number of calls received.
+        bytes_in: Bytes of calls received, headers included.
+        bytes_out: Bytes of replies sent, headers included.
+    """
+
+    calls: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
 class Connection:
     """An accepted connection, run by a thread of its own.
 
@@ -278,10 +280,8 @@ class Connection:
         who: Identity in the client's certificate.
         busy: True while a call is received or runs.
         gone: True once the client has hung up or the server has cut the connection. Never False again.
-        calls: Number of calls received.
-        bytes_in: Bytes of calls received, headers included.
-        bytes_out: Bytes of replies sent, headers included.
-        progress: Counter that grows with the bytes of large payloads.
+        traffic: Counters of calls and bytes.
+        receiver: Memory for calls, which the listener asks for their rate.
         peer_host: Address of the client without a port; a description in words if there is none.
         is_tls: True if the client must speak TLS. Then only the connection's own thread may write.
         accepted_at: `time.monotonic()` of the accept.
@@ -300,21 +300,16 @@ class Connection:
         self.who = ANYBODY
         self.busy = False
         self.gone = False
-        self.calls = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.progress = 0
+        self.traffic = Traffic()
+        self.receiver = CallReceiver(context.limits)
         self.accepted_at = self.heard_at = concurrency.monotonic()
         self.idle_since = math.inf
         self.fd = sock.fileno()
         # Read now: a client that has gone has no address.
         self.peer_host = _peer_host(sock)
         self.is_tls = context.tls is not None and sock.family != socket.AF_UNIX
-        # `calls` and `heard_at` at the last `note_work`.
+        # Calls and `heard_at` at the last `note_work`.
         self._seen = (0, 0.0)
-        # The start of the payload under way, 0.0 while there is none, and `progress` at its start. For `too_slow`.
-        self._frame_at = 0.0
-        self._frame_from = 0
         self._context = context
         self._sock = sock
         of_other_user = sockets.peer_user(sock) not in (None, os.geteuid(), 0)
@@ -325,10 +320,7 @@ class Connection:
         self._closed = False
         # The memory of the lane; None before the hello.
         self._record: LaneRecord[Reply] | None = None
-        # The arrays over the receive buffer by handle. Emptied with each new buffer, so that no view keeps an old one.
-        self._views: dict[int, tuple[Layout, list[Array]]] = {}
         self._permitted: set[int] = set()
-        self._small_calls = 0
 
     def receive_greeting(self, flags: int = 0) -> None:
         """Receives the greeting and answers, until the greeting is complete.
@@ -374,7 +366,7 @@ class Connection:
         try:
             self._enter()
             # Only now: a stranger costs no memory.
-            self._allocate(_FIRST_BUFFER_BYTES)
+            self.receiver.allocate()
             _local.lane, _local.who, _local.connection = self.lane, self.who, self
             self._serve()
         except OpError as error:
@@ -446,29 +438,10 @@ class Connection:
         notify(self._context.handler.disconnected, self.client, self.lane)
 
     def note_work(self, now: float) -> None:
-        """Updates `idle_since` of a welcome client. For the thread of the listener.
-
-        Args:
-            now: `time.monotonic()`.
-        """
-        seen = (self.calls, self.heard_at)
+        """Updates `idle_since` of a welcome client at a `time.monotonic()`. For the thread of the listener."""
+        seen = (self.traffic.calls, self.heard_at)
         if self.busy or seen != self._seen:
             self._seen, self.idle_since = seen, now
-
-    def stalled(self) -> None:
-        """Continues to wait: a client may take as long as it likes."""
-
-    def too_slow(self, now: float) -> bool:
-        """Returns True if a call arrives too slowly. For the thread of the listener.
-
-        A call that takes longer than `Limits.frame_secs` must come at `Limits.frame_rate` on average.
-
-        Args:
-            now: `time.monotonic()`.
-        """
-        began, limits = self._frame_at, self._context.limits
-        secs = now - began
-        return bool(began) and secs > limits.frame_secs and self.progress - self._frame_from < limits.frame_rate * secs
 
     def _enter(self) -> None:
         # No time limit is needed here: the listener cuts connections that take too long.
@@ -504,7 +477,7 @@ class Connection:
             if before.busy:
                 before.notify_handler()
         if self.is_tls:
-            self._sock.settimeout(_TLS_TICK_SECS)
+            self._sock.settimeout(times.TLS_TICK_SECS)
         self.heard_at = now
         flags = frames.RESUMED if known else 0
         # No goodbye may overtake the welcome, so both are sent under the lock. The state changes before the client
@@ -546,80 +519,83 @@ class Connection:
         self._permitted.add(handle)
 
     def _serve(self) -> None:
-        sock = self._sock
-        pong = frames.pack_header(frames.MAGIC, frames.PONG, 0, 0, 0, 0, 0)
+        sock, receiver, context = self._sock, self.receiver, self._context
         # Reads all that was sent, also by a client that has hung up: its last frame may be a goodbye.
         while True:
             try:
-                count = sock.recv_into(self._window)
+                count = sock.recv_into(receiver.window)
             except TimeoutError:
                 if not self.is_tls:
                     raise
-                #
-                if self._context.leaving.is_set():
+                if context.leaving.is_set():
                     self.send_goodbye()
                     return
                 continue
             if count < frames.HEADER_BYTES:
                 if count == 0:
                     return
-                sockets.receive_rest(sock, self._window[count : frames.HEADER_BYTES], self)
+                sockets.receive_rest(sock, receiver.window[count : frames.HEADER_BYTES], receiver)
                 count = frames.HEADER_BYTES
-            fields = frames.unpack_header(self._window)
-            kind = fields[1]
+            fields = frames.unpack_header(receiver.window)
             # The length of a call is checked in `_call`, by the layout of its handle.
-            if kind == frames.CALL and fields[0] == frames.MAGIC:
+            if fields[1] == frames.CALL and fields[0] == frames.MAGIC:
                 self.busy = True
                 try:
                     self._call(fields, count)
                 finally:
                     self.busy = False
-                    if self._capacity > _LARGE_BUFFER_BYTES:
-                        self._consider_shrinking(fields[6])
-                    if self._context.stopping.is_set():
-                        self._context.progress.set()
-                if self._context.stopping.is_set():
-                    if self._context.leaving.is_set():
+                    if receiver.capacity > LARGE_BUFFER_BYTES:
+                        receiver.consider_shrinking(fields[6])
+                    if context.stopping.is_set():
+                        context.progress.set()
+                if context.stopping.is_set():
+                    if context.leaving.is_set():
                         self.send_goodbye()
                     return
-                continue
-            # Every other frame of a client is a header alone.
-            frames.check_header(fields, 0)
-            if count != frames.HEADER_BYTES:
-                raise DataLossError("bytes follow a frame that stands alone")
-            if kind == frames.PING:
-                self.heard_at = concurrency.monotonic()
-                sock.sendall(pong)
-                if self.is_tls and self._context.leaving.is_set():  # whose socket may never be silent for a tick
-                    self.send_goodbye()
-                    return
-            elif kind == frames.GOODBYE:
-                whole = fields[2] & frames.WHOLE_CLIENT
-                self._context.lanes.forget(self.client, None if whole else self.lane, concurrency.monotonic())
-                if whole:
-                    notify(self._context.handler.gone, self.client, True)
+            elif self._ends_with(fields, count):
                 return
-            else:
-                raise DataLossError(f"a client sent a frame of kind {kind}")
+
+    def _ends_with(self, fields: _Fields, count: int) -> bool:
+        """Handles a frame that is no call; returns True if the connection ends with the frame."""
+        frames.check_header(fields, 0)
+        if count != frames.HEADER_BYTES:
+            raise DataLossError("bytes follow a frame that stands alone")
+        kind = fields[1]
+        if kind == frames.PING:
+            self.heard_at = concurrency.monotonic()
+            self._sock.sendall(_PONG)
+            # The socket of a TLS client that sends pings may never be silent for a tick.
+            if self.is_tls and self._context.leaving.is_set():
+                self.send_goodbye()
+                return True
+            return False
+        if kind != frames.GOODBYE:
+            raise DataLossError(f"a client sent a frame of kind {kind}")
+        whole = fields[2] & frames.WHOLE_CLIENT
+        self._context.lanes.forget(self.client, None if whole else self.lane, concurrency.monotonic())
+        if whole:
+            notify(self._context.handler.gone, self.client, True)
+        return True
 
     def _call(self, fields: _Fields, count: int) -> None:
         _, _, flags, handle, seq, step, length = fields
         record = self._record
         assert record is not None
-        self.calls += 1
-        self.bytes_in += length + frames.HEADER_BYTES
+        traffic = self.traffic
+        traffic.calls += 1
+        traffic.bytes_in += length + frames.HEADER_BYTES
         try:
             layout = self._context.handler.input_layout(handle)
             if handle not in self._permitted:
                 self._permit(handle)
-            self._check_call(layout, flags, handle, length)
+            _check_form(self._context.limits, layout, flags, handle, length)
         except Exception as error:
             # The payload is read and dropped, so that the client can send its next call on this connection.
-            self._drain(length + frames.HEADER_BYTES - count)
+            self.receiver.drain(self._sock, length + frames.HEADER_BYTES - count)
             self._send_error(seq, self._notified(error, handle))
             return
         if count != length + frames.HEADER_BYTES:
-            self._receive_payload(length, count)
+            self.receiver.receive_payload(self._sock, length, count)
         # Nobody waits for the answer. A call that matters comes again on another connection.
         if self.gone:
             return
@@ -638,7 +614,7 @@ class Connection:
         handle, step, length = fields[3], fields[5], fields[6]
         kept: Reply | None = None
         try:
-            reply = self._context.handler.call(handle, self.client, step, self._inputs(layout, handle, length))
+            reply = self._context.handler.call(handle, self.client, step, self.receiver.inputs(layout, handle, length))
             if reply.remember:
                 kept = reply
             return reply
@@ -650,26 +626,6 @@ class Connection:
             if record.memory and (kept is not None or not self.gone):
                 record.memory = {}
             record.finish(kept)
-
-    def _check_call(self, layout: Layout | None, flags: int, handle: int, length: int) -> None:
-        if layout is None:
-            if not flags & frames.DYNAMIC:
-                raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
-            if length > self._context.limits.payload_bytes:
-                raise self._context.limits.exceeded("payload_bytes", frames.too_long(length))
-        elif flags & frames.DYNAMIC or length != layout.nbytes:
-            form = "self-describing" if flags & frames.DYNAMIC else "fixed"
-            raise InvalidArgumentError(f"handle {handle} takes {layout}, got {length} bytes ({form})")
-
-    def _inputs(self, layout: Layout | None, handle: int, length: int) -> list[Array]:
-        if layout is None:
-            return decode_dynamic(self._raw[_PAYLOAD_AT : _PAYLOAD_AT + length])
-        cached = self._views.get(handle)
-        if cached is None or cached[0] is not layout:
-            if len(self._views) >= _VIEWS:
-                self._views.clear()
-            cached = self._views[handle] = (layout, layout.views(self._raw, _PAYLOAD_AT))
-        return list(cached[1])
 
     def _notified(self, error: Exception, handle: int) -> OpError:
         """Returns the error to send, and logs a refusal or failure."""
@@ -699,7 +655,7 @@ class Connection:
         sock = self._sock
         sent = 0
         # Before the send: a client that has a reply finds it counted.
-        self.bytes_out += total
+        self.traffic.bytes_out += total
         if not self.is_tls and len(segments) <= sockets.MAX_IOV:
             try:
                 sent = sock.sendmsg(segments)
@@ -707,50 +663,16 @@ class Connection:
                 # numpy refuses an array that is not contiguous, before anything is sent.
                 segments = [sockets.byte_view(segment) for segment in segments]
         if sent != total:
-            sockets.send_rest(sock, segments, sent, self)
+            sockets.send_rest(sock, segments, sent, self.receiver)
 
-    def _receive_payload(self, length: int, count: int) -> None:
-        # `count` bytes of header and payload are in the buffer.
-        have = count - frames.HEADER_BYTES
-        if have > length:
-            raise DataLossError("a client sent a second call before it got the reply of the first")
-        if length > self._capacity:
-            start = self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have]
-            self._allocate(length)
-            self._raw[_PAYLOAD_AT : _PAYLOAD_AT + have] = start
-        self._receive(self._window[count : length + frames.HEADER_BYTES], have)
 
-    def _receive(self, window: memoryview, have: int = 0) -> None:
-        """Receives a part of a call, at a rate that the listener watches.
-
-        Args:
-            window: Memory to fill.
-            have: Bytes of the payload that came before.
-        """
-        self._frame_from, self._frame_at = self.progress - have, concurrency.monotonic()
-        try:
-            sockets.receive_rest(self._sock, window, self)
-        finally:
-            self._frame_at = 0.0
-
-    def _drain(self, count: int) -> None:
-        if count < 0:
-            raise DataLossError("a client sent a second call before it got the reply of the first")
-        scratch = memoryview(bytearray(min(count, _DRAIN_BYTES)))
-        while count > 0:
-            part = scratch[: min(count, _DRAIN_BYTES)]
-            self._receive(part)
-            count -= len(part)
-
-    def _allocate(self, nbytes: int) -> None:
-        self._capacity = nbytes
-        self._raw = aligned_buffer(_PAYLOAD_AT + nbytes)
-        self._window = self._raw.data[_HEADER_AT:]
-        self._views.clear()
-
-    def _consider_shrinking(self, length: int) -> None:
-        # One large call (a restore) must not cost its memory for as long as the connection lives.
-        self._small_calls = self._small_calls + 1 if length * 4 < self._capacity else 0
-        if self._small_calls >= _SHRINK_AFTER_CALLS:
-            self._small_calls = 0
-            self._allocate(max(length, _FIRST_BUFFER_BYTES))
+def _check_form(limits: Limits, layout: Layout | None, flags: int, handle: int, length: int) -> None:
+    """Checks that a call has the form that its handle takes."""
+    if layout is None:
+        if not flags & frames.DYNAMIC:
+            raise InvalidArgumentError(f"handle {handle} takes tensors that describe themselves (dynamic=True)")
+        if length > limits.payload_bytes:
+            raise limits.exceeded("payload_bytes", frames.too_long(length))
+    elif flags & frames.DYNAMIC or length != layout.nbytes:
+        form = "self-describing" if flags & frames.DYNAMIC else "fixed"
+        raise InvalidArgumentError(f"handle {handle} takes {layout}, got {length} bytes ({form})")

@@ -5,17 +5,14 @@ and cuts the connections of the lanes. Their calls connect again, and give up if
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from absl import logging
 
 from runtime import concurrency
 from runtime.errors import AbortedError, OpError, TaskLeftError
+from runtime.wire import times
 from runtime.wire.channel import Lane
 from runtime.wire.dial import Dialer
-
-_POLL_SECS: Final = 0.5
-"""Longest wait, in seconds, for the end of a beat that may read the goodbye."""
 
 
 class Heartbeat:
@@ -94,14 +91,14 @@ class Heartbeat:
 
         Also finds a goodbye that has arrived and was not read yet.
         """
-        until = concurrency.monotonic() + _POLL_SECS
+        until = concurrency.monotonic() + times.GOODBYE_READ_SECS
         while not self.left and concurrency.monotonic() < until:
             with self._lock:
                 # During a beat the thread of the heartbeat reads the goodbye: wait for its end.
                 if not self._busy:
                     self.left = self._lane.has_left()
                     break
-            concurrency.sleep(_POLL_SECS / 50)
+            concurrency.sleep(times.GOODBYE_READ_SECS / 50)
         return self.left
 
     def wake(self) -> None:

@@ -23,15 +23,13 @@ from runtime.errors import (
     TaskLeftError,
     UnavailableError,
 )
-from runtime.wire import frames, sockets
+from runtime.wire import frames, sockets, times
 from runtime.wire.codec import Segments
 from runtime.wire.dial import Dialer
 from runtime.wire.endpoint import Endpoint
 
 _MAX_BREAKS = 32
 """Most breaks in a row during one call. With one more, the call gives up."""
-_STEADY_SECS = 1.0
-"""Seconds that a connection must have lived for the breaks before it not to count."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +106,7 @@ class Link:
         self.sock: socket.socket | None = None
         self.sendmsg: Callable[[Segments], int] = _not_connected
         self.recvmsg_into: Callable[[Sequence[Any]], Any] = _not_connected
-        self.tick_secs = sockets.TICK_SECS
+        self.tick_secs = times.TICK_SECS
         self.fault: Exception | None = None
         self.breaks = 0
         self.had_goodbye = False
@@ -181,7 +179,7 @@ class Link:
         """Counts a break during a call; raises where the link does not connect again."""
         # Only those of short-lived connections in a row count.
         if self.incarnation:
-            self.breaks = 1 if now - self.connected_at >= _STEADY_SECS else self.breaks + 1
+            self.breaks = 1 if now - self.connected_at >= times.STEADY_SECS else self.breaks + 1
         if self.breaks > _MAX_BREAKS:
             raise UnavailableError(f"the connection broke {self.breaks} times in a row during one call", task=self.task)
         if self.has_left():
@@ -201,7 +199,7 @@ class Link:
             return False
         # The new socket has no tick yet, so `set_tick` must set one.
         self.tick_secs = 0.0
-        self.set_tick(sockets.TICK_SECS)
+        self.set_tick(times.TICK_SECS)
         self.incarnation = incarnation
         self.connected_at = concurrency.monotonic()
         self.fault = None

@@ -16,29 +16,15 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.errors import OpError, ResourceExhaustedError
+from runtime.wire import times
 from runtime.wire.connection import Connection, Handler, Reply, ServerContext, State, notify
 from runtime.wire.endpoint import Endpoint, host_id
 from runtime.wire.listening import ListeningSockets
 
 __all__ = ["Handler", "Reply", "ServerCounters", "TensorServer"]
 
-_TURN_SECS: Final = 1.0
-"""Longest wait of the listener's thread for news, in seconds."""
-_TIDY_SECS: Final = 0.25
-"""Seconds between two walks over all connections and lanes, at least. A flood of newcomers must not cause a walk each.
-"""
 _AT_ONCE: Final = 64
 """Connections accepted in a row before the thread turns to those that are there."""
-_WORKS_SECS: Final = 5.0
-"""Seconds after a call or a ping for which a connection works, and gives way to no other."""
-_ASLEEP_SECS: Final = 3.0
-"""Seconds between two turns after which this process itself did not run: it was frozen or starved."""
-_GOODBYE_SECS: Final = 0.5
-"""Seconds that a leaving server waits for the thread of a connection to say goodbye."""
-_JOIN_SECS: Final = 5.0
-"""Seconds to wait for the end of a thread."""
-_TROUBLE_SECS: Final = 0.1
-"""Pause in seconds after a connection that could not be served for want of something, so as not to spin."""
 _NEWS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 
@@ -195,7 +181,7 @@ class TensorServer:
         if heard is None:
             return None
         now = concurrency.monotonic()
-        if now - self._turned_at > _ASLEEP_SECS:
+        if now - self._turned_at > times.ASLEEP_SECS:
             return 0.0
         return max(0.0, now - max(heard, self._awake_since))
 
@@ -215,11 +201,11 @@ class TensorServer:
             self._context.leaving.set()
         self._context.stopping.set()
         self._turn()
-        self._thread.join(_JOIN_SECS)
+        self._thread.join(times.JOIN_SECS)
         connections = [c for c in self._connections.values() if c.thread is not None]
         self._end_connections(connections, deadline, leaving)
         # A handler that does not return keeps its thread and its socket.
-        limit = concurrency.monotonic() + _JOIN_SECS
+        limit = concurrency.monotonic() + times.JOIN_SECS
         for connection in connections:
             if connection.join(max(0.0, limit - concurrency.monotonic())):
                 self._remove(connection)
@@ -245,7 +231,7 @@ class TensorServer:
         for connection in connections:
             if leaving and not connection.busy:
                 # A connection that was busy says goodbye from its own thread.
-                connection.join(_GOODBYE_SECS)
+                connection.join(times.GOODBYE_SECS)
             connection.interrupt()
             if connection.busy:
                 connection.notify_handler()
@@ -261,11 +247,11 @@ class TensorServer:
             while not stopping.is_set():
                 try:
                     now = concurrency.monotonic()
-                    if now - self._turned_at > _ASLEEP_SECS:
+                    if now - self._turned_at > times.ASLEEP_SECS:
                         # This process did not run, so it could not hear its clients: their silence counts from now.
                         self._awake_since = now
                     self._turned_at = now
-                    found = self._epoll.poll(_TURN_SECS)
+                    found = self._epoll.poll(times.TURN_SECS)
                     # Newcomers last: theirs may be the descriptor of a connection that gives way to them.
                     for fd, events in sorted(found, key=lambda event: event[0] in listeners):
                         if fd in listeners:
@@ -278,13 +264,13 @@ class TensorServer:
                             else:
                                 self._greet(connection, events)
                     self._join_ended()
-                    if now - self._tidied_at >= _TIDY_SECS:
+                    if now - self._tidied_at >= times.TIDY_SECS:
                         self._tidied_at = now
                         self._tidy(now)
                 except Exception:
                     # The thread survives every error: clients that are connected, and those to come, need it.
                     logging.exception("The tensor port %d goes on after an error", self.port)
-                    stopping.wait(_TROUBLE_SECS)
+                    stopping.wait(times.TROUBLE_SECS)
         finally:
             self._listening.close()
             for connection in list(self._connections.values()):
@@ -304,7 +290,7 @@ class TensorServer:
         except OSError as error:
             # Out of descriptors, or the client has gone already.
             logging.error("Cannot accept a tensor connection: %s", error)
-            self._context.stopping.wait(_TROUBLE_SECS)
+            self._context.stopping.wait(times.TROUBLE_SECS)
             return False
         self._accepted += 1
         connection = Connection(self._context, sock)
@@ -343,7 +329,7 @@ class TensorServer:
             return None
         # Then the connection that was idle for longest, of the client with the most connections.
         having = Counter(connection.client for connection in living)
-        since = concurrency.monotonic() - _WORKS_SECS
+        since = concurrency.monotonic() - times.WORKS_SECS
         idle = [connection for connection in living if not connection.busy and connection.idle_since <= since]
         if not idle:
             return limits.exceeded("connections", f"the tensor port has {len(living)} connections that work")
@@ -408,7 +394,7 @@ class TensorServer:
             connection.state = before
             self._remove(connection)
             logging.error("Cannot serve a tensor connection, it is closed: %s: %s", type(error).__name__, error)
-            self._context.stopping.wait(_TROUBLE_SECS)
+            self._context.stopping.wait(times.TROUBLE_SECS)
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -422,7 +408,7 @@ class TensorServer:
     def _join_ended(self) -> None:
         while self._ended:
             connection = self._ended.popleft()
-            connection.join(_JOIN_SECS)
+            connection.join(times.JOIN_SECS)
             self._remove(connection)
 
     def _tidy(self, now: float) -> None:
@@ -433,7 +419,7 @@ class TensorServer:
                 if connection.accepted_at < late:
                     self._end_newcomer(connection)
                 continue
-            if connection.too_slow(now):
+            if connection.receiver.too_slow(now):
                 self._tell(connection, "frame_rate", "a call that comes too slowly is given up")
                 connection.interrupt()
             connection.note_work(now)
@@ -443,4 +429,5 @@ class TensorServer:
 
 
 def _figures(connection: Connection) -> tuple[int, int, int]:
-    return connection.calls, connection.bytes_in, connection.bytes_out
+    traffic = connection.traffic
+    return traffic.calls, traffic.bytes_in, traffic.bytes_out

@@ -12,13 +12,12 @@ from runtime.errors import AbortedError, CancelledError, TaskLeftError, Unavaila
 from runtime.state.forks import HomeProcess
 from runtime.trust.certificates import Certificates
 from runtime.trust.security import FindToken
+from runtime.wire import times
 from runtime.wire.channel import Lane
 from runtime.wire.dial import ChannelOptions, Dialer
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.heartbeat import Heartbeat
 
-_JOIN_SECS: Final = 5.0
-"""Seconds that `close` waits for the thread of the heartbeat."""
 # Unique in the process: two peers with one client id must not take over each other's lanes.
 _lane_numbers: Final = itertools.count(1)
 
@@ -166,7 +165,7 @@ class Peer:
             if lane not in idle:
                 lane.cancel()
         self._heart.wake()
-        self._threads.close(_JOIN_SECS)
+        self._threads.close(times.JOIN_SECS)
         for lane in idle:
             # The heartbeat says goodbye for all lanes, unless it was waiting for an answer or never got to connect.
             self._discard(lane, goodbye=True, whole_client=lane is idle[-1] and not self._heart.goodbye_sent)

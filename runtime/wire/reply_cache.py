@@ -11,9 +11,7 @@ from runtime import concurrency
 from runtime.errors import FailedPreconditionError, PermissionDeniedError
 from runtime.limits import Limits
 from runtime.trust.roles import ANYBODY, Identity
-
-_WAIT_SECS = 1.0
-"""Seconds between two looks for a client that has hung up, in a wait for an earlier run of its call."""
+from runtime.wire import times
 
 
 class Owner(Protocol):
@@ -82,7 +80,7 @@ class LaneRecord(Generic[Kept]):
         with self.lock:
             while self._running and self.owner is owner and not owner.gone:
                 self._waiting += 1
-                self._changed.wait(_WAIT_SECS)
+                self._changed.wait(times.EARLIER_RUN_SECS)
                 self._waiting -= 1
             if self.owner is not owner or owner.gone:
                 raise Superseded

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from runtime import concurrency
+from runtime.wire import times
 
 SOCKET_NAME: Final = "tensors"
 _PREFIX: Final = "bellwether-"
-_YOUNG_SECS: Final = 60.0
-"""Seconds for which a directory without a socket may be that of a starting server in another container."""
 
 
 def make_directory() -> str:
@@ -62,7 +61,7 @@ def _is_abandoned(path: Path) -> bool:
         except ConnectionRefusedError:
             return True
         except FileNotFoundError:
-            return about.st_mtime < concurrency.wall_time() - _YOUNG_SECS
+            return about.st_mtime < concurrency.wall_time() - times.YOUNG_DIRECTORY_SECS
         except OSError:
             # A server listens but has no room just now, or the name is too long to try.
             return False

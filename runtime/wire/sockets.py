@@ -17,8 +17,6 @@ import numpy as np
 
 from runtime.wire.codec import Buffer
 
-TICK_SECS: Final = 1.0
-"""Seconds after which a blocked read or write returns to look at its deadline."""
 MAX_IOV: Final = 1024
 """Most buffers that the kernel takes in one sendmsg."""
 _TLS_JOIN_BYTES: Final = 16 << 10

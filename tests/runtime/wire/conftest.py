@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.testing.processes import Zygote
-from runtime.wire import listener, sockets
+from runtime.wire import times
 from runtime.wire.endpoint import host_id
 
 
@@ -39,6 +39,6 @@ def _descriptors() -> set[tuple[int, str]]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has servers and calls look every twentieth of a second at what time has passed, not every second."""
-    monkeypatch.setattr(listener, "_TURN_SECS", 0.05)
-    monkeypatch.setattr(listener, "_TIDY_SECS", 0.05)
-    monkeypatch.setattr(sockets, "TICK_SECS", 0.05)
+    monkeypatch.setattr(times, "TURN_SECS", 0.05)
+    monkeypatch.setattr(times, "TIDY_SECS", 0.05)
+    monkeypatch.setattr(times, "TICK_SECS", 0.05)

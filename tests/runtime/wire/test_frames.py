@@ -1,9 +1,12 @@
+import pathlib
+import re
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from runtime.errors import DataLossError, FailedPreconditionError, OpError, UnknownError
-from runtime.wire import frames
+from runtime.wire import frames, times
 from runtime.wire.versions import WIRE_VERSION
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -74,3 +77,9 @@ def test_good_header_passes():
 def test_bad_headers_are_refused(fields, text):
     with pytest.raises(DataLossError, match=text):
         frames.check_header(fields, 10)
+
+
+def test_times_stand_in_one_table() -> None:
+    """No module of the room but `times` has a time of its own."""
+    modules = [path for path in pathlib.Path(times.__file__).parent.glob("*.py") if path.name != "times.py"]
+    assert [path.name for path in modules if re.search(r"^\w+_SECS\b.* = ", path.read_text(), re.M)] == []

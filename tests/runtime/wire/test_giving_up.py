@@ -10,7 +10,7 @@ import pytest
 from runtime import timeouts
 from runtime.errors import CancelledError, DeadlineExceededError, UnavailableError
 from runtime.trust.certificates import Certificates
-from runtime.wire import link
+from runtime.wire import times
 from runtime.wire.connection import Reply, call_memory, caller_is_gone
 from runtime.wire.dial import ChannelOptions
 from tests.kit.certificates import make
@@ -150,7 +150,7 @@ def hasty(monkeypatch):
 
 
 def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch):
-    monkeypatch.setattr(link, "_STEADY_SECS", 0.0)
+    monkeypatch.setattr(times, "STEADY_SECS", 0.0)
     caller = _cut_while_it_waits(pair, 40)
     pair.desk.release.set()
     caller.join(100)
@@ -159,7 +159,7 @@ def test_a_call_that_waits_survives_any_number_of_cuts(pair, hasty, monkeypatch)
 
 
 def test_a_connection_that_breaks_whenever_it_is_made_is_given_up(pair, hasty, monkeypatch):
-    monkeypatch.setattr(link, "_STEADY_SECS", 1e9)
+    monkeypatch.setattr(times, "STEADY_SECS", 1e9)
     caller = _cut_while_it_waits(pair, 40)
     caller.join(100)
     assert type(caller.error) is UnavailableError and "33 times in a row" in str(caller.error)

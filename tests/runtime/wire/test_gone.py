@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from runtime.wire import connection
-from runtime.wire.connection import Connection
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
+from runtime.wire.receiver import CallReceiver
 from runtime.wire.reply_cache import LaneTable
 from tests.runtime.wire.kit import CLIENT, NUMBER, SECRET, SUM, TASK, Desk, finds, make_peer, make_server
 
@@ -67,13 +67,13 @@ def test_goodbye_is_told_also_while_a_heartbeat_is_under_way() -> None:
 
 
 def test_a_goodbye_is_read_also_when_the_hang_up_is_seen_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dawdle(self: Connection, used: int) -> None:  # after the reply, until the listener has seen the hang-up
+    def dawdle(self: CallReceiver, used: int) -> None:  # after the reply, until the listener has seen the hang-up
         deadline = time.monotonic() + 20
-        while not self.gone and time.monotonic() < deadline:
+        while not connection.caller_is_gone() and time.monotonic() < deadline:
             threading.Event().wait(0.001)
 
-    monkeypatch.setattr(connection, "_LARGE_BUFFER_BYTES", 0)
-    monkeypatch.setattr(Connection, "_consider_shrinking", dawdle)
+    monkeypatch.setattr(connection, "LARGE_BUFFER_BYTES", 0)
+    monkeypatch.setattr(CallReceiver, "consider_shrinking", dawdle)
     server, desk, resolve = _served(gone_secs=60.0)
     peer = make_peer(resolve)
     lane = peer.acquire()

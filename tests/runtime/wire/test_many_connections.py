@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import ResourceExhaustedError
 from runtime.trust.certificates import Certificates
-from runtime.wire import frames, listener
+from runtime.wire import frames, times
 from runtime.wire.listener import TensorServer
 from tests.kit.certificates import make
 from tests.kit.waits import until
@@ -155,7 +155,7 @@ def test_news_of_a_connection_that_gave_way_are_not_those_of_the_next(tmp_path: 
 
 
 def test_an_idle_connection_gives_way_and_not_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_WORKS_SECS", 0.5)
+    monkeypatch.setattr(times, "WORKS_SECS", 0.5)
     with serving(connections=6) as (server, desk), contextlib.ExitStack() as stack:
         made = [stack.enter_context(connected(server)) for _ in range(6)]
         for (_, file), (client, lane) in zip(made, ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1), (4, 1)), strict=True):
@@ -222,7 +222,7 @@ def test_a_call_that_comes_slowly_at_the_rate_that_is_asked_is_served() -> None:
         assert hello(file, 1)[0] == WELCOMED
         sock.sendall(frames.pack_header(frames.MAGIC, frames.CALL, 0, kit.ECHO_FIXED, 1, 1, length) + bytes(length - 1))
         connection, *_ = server._connections.values()
-        until(lambda: connection._frame_at > 0)
+        until(lambda: connection.receiver._frame_at > 0)
         threading.Event().wait(0.5)  # longer than frame_secs
         sock.sendall(bytes(1))
         assert kit.read(file)[0] == frames.REPLY
