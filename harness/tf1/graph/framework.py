@@ -14,18 +14,17 @@ import jax.numpy as jnp
 
 import runtime as rt
 from harness.tf1.graph.config import apply as _apply
-from harness.tf1.ops.lift import Names, constant, operand
-from harness.tf1.ops.math_ops import OPS as _MATH
+from harness.tf1.names.table import TABLE
+from harness.tf1.ops.lift import Public, constant, operand
 from harness.tf1.ops.shapes import get_shape, set_shape
 from harness.tf1.ops.slices import pick_item
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Graphs, sessions and control")
 
 _Tuple = type(())  # ``tuple`` is TensorFlow's function here
 
 
-@OPS.add()
+@public.add()
 class GraphKeys(rt.GraphKeys):
     """Names of the standard collections."""
 
@@ -50,7 +49,7 @@ class _AnySession(type):
         return isinstance(instance, rt.Session | ManagedSession)
 
 
-@OPS.add()
+@public.add()
 class Session(rt.Session, metaclass=_AnySession):
     """``rt.Session``; a ``tf.ConfigProto`` is one of its configs."""
 
@@ -58,7 +57,7 @@ class Session(rt.Session, metaclass=_AnySession):
         super().__init__(target, graph, _apply(config))
 
 
-@OPS.add()
+@public.add()
 class InteractiveSession(rt.InteractiveSession):
     """``rt.InteractiveSession``."""
 
@@ -110,7 +109,7 @@ class _AnyGraph(type):
         return isinstance(instance, rt.Graph)
 
 
-@OPS.add()
+@public.add()
 class Graph(rt.Graph, metaclass=_AnyGraph):
     """``rt.Graph``, whose tensors, operations and sessions have TensorFlow's methods too."""
 
@@ -152,13 +151,13 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
 # -- scopes --------------------------------------------------------------------------------------------------------
 
 
-@OPS.add()
+@public.add()
 def device(device_name_or_function: Any) -> contextlib.AbstractContextManager[None]:
     """``rt.device``."""
     return rt.device(device_name_or_function)
 
 
-@OPS.add()
+@public.add()
 def name_scope(
     name: str | None, default_name: str | None = None, values: object = None
 ) -> contextlib.AbstractContextManager[str]:
@@ -166,7 +165,7 @@ def name_scope(
     return rt.name_scope(default_name if name is None else name)
 
 
-@OPS.add()
+@public.add()
 def op_scope(
     values: object, name: str | None, default_name: str | None = None
 ) -> contextlib.AbstractContextManager[str]:
@@ -174,13 +173,13 @@ def op_scope(
     return name_scope(name, default_name, values)
 
 
-@OPS.add()
+@public.add()
 def control_dependencies(control_inputs: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
     """``rt.control_dependencies``."""
     return rt.control_dependencies(control_inputs)
 
 
-@OPS.add()
+@public.add()
 @contextlib.contextmanager
 def colocate_with(op: object, ignore_existing: bool = False) -> Iterator[None]:
     """Places the operations made within where ``op`` asked to be."""
@@ -188,19 +187,19 @@ def colocate_with(op: object, ignore_existing: bool = False) -> Iterator[None]:
         yield
 
 
-@OPS.add()
+@public.add()
 def add_to_collection(name: str, value: object) -> None:
     """``Graph.add_to_collection`` of the default graph."""
     rt.get_default_graph().add_to_collection(name, value)
 
 
-@OPS.add()
+@public.add()
 def get_collection(key: str, scope: str | None = None) -> list[Any]:
     """``Graph.get_collection`` of the default graph."""
     return rt.get_default_graph().get_collection(key, scope)
 
 
-@OPS.add()
+@public.add()
 def get_collection_ref(key: str) -> list[Any]:
     """``Graph.get_collection_ref`` of the default graph."""
     return rt.get_default_graph().get_collection_ref(key)
@@ -209,13 +208,13 @@ def get_collection_ref(key: str) -> list[Any]:
 # -- control -------------------------------------------------------------------------------------------------------
 
 
-@OPS.add()
+@public.add()
 def group(*inputs: object, name: str | None = None) -> rt.Operation:
     """``rt.group``."""
     return rt.group(*inputs, name=name)
 
 
-@OPS.add()
+@public.add()
 def tuple(
     tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[object] | None = None
 ) -> list[rt.Tensor | None]:  # noqa: A001
@@ -233,13 +232,13 @@ def with_dependencies(
         return rt.identity(output_tensor, name)
 
 
-@OPS.add()
+@public.add()
 def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
     return rt.lowlevel.without_derivative(rt.stop_gradient(operand(input), name=name or "StopGradient"))
 
 
-@OPS.add()
+@public.add()
 def gradients(
     ys: Any,
     xs: Any,
@@ -259,7 +258,7 @@ def gradients(
     return list(rt.gradients(ys, many, grad_ys, stop_gradients=stopped, name=name or "gradients"))
 
 
-@OPS.add()
+@public.add()
 def Print(  # noqa: N802 - TensorFlow's name
     input_: rt.TensorLike,
     data: Sequence[rt.TensorLike],
@@ -279,7 +278,7 @@ def Print(  # noqa: N802 - TensorFlow's name
     )
 
 
-@OPS.add()
+@public.add()
 def Assert(  # noqa: N802
     condition: rt.TensorLike, data: Sequence[rt.TensorLike], summarize: int | None = None, name: str | None = None
 ) -> rt.Operation:
@@ -307,11 +306,11 @@ def _assert_that(shown: str, comparison: str, sign: str) -> None:
     ) -> rt.Operation:
         x, y = constant(x), constant(y)
         said = f"{message or ''} x {sign} y does not hold for all elements"
-        return _check(_MATH[comparison](x, y), said, [x, y] if data is None else data, summarize, name or shown)
+        return _check(TABLE["tf"][comparison](x, y), said, [x, y] if data is None else data, summarize, name or shown)
 
     check.__doc__ = f"``rt.check`` of ``x {sign} y`` for all elements."
     check.__name__ = check.__qualname__ = shown
-    OPS[shown] = check
+    public.update({shown: check})
 
 
 def _assert_sign(shown: str, comparison: str, sign: str) -> None:
@@ -326,11 +325,11 @@ def _assert_sign(shown: str, comparison: str, sign: str) -> None:
     ) -> rt.Operation:
         x = constant(x)
         said = f"{message or ''} x {sign} 0 does not hold for all elements"
-        return _check(_MATH[comparison](x, 0), said, [x] if data is None else data, summarize, name or shown)
+        return _check(TABLE["tf"][comparison](x, 0), said, [x] if data is None else data, summarize, name or shown)
 
     check.__doc__ = f"``rt.check`` of ``x {sign} 0`` for all elements."
     check.__name__ = check.__qualname__ = shown
-    OPS[shown] = check
+    public.update({shown: check})
 
 
 _assert_that("assert_equal", "equal", "==")
@@ -343,21 +342,21 @@ _assert_sign("assert_non_negative", "greater_equal", ">=")
 _assert_sign("assert_positive", "greater", ">")
 
 
-@OPS.add()
+@public.add()
 def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> rt.Tensor:
     """``tensor``, when all of it is finite; else the step fails with ``message``."""
     value = operand(tensor)
-    with rt.control_dependencies([rt.check(_MATH["is_finite"](value), f"{message}: not finite: ", [value])]):
+    with rt.control_dependencies([rt.check(TABLE["tf"]["is_finite"](value), f"{message}: not finite: ", [value])]):
         return rt.identity(value, name or "CheckNumerics")
 
 
-@OPS.add()
+@public.add()
 def verify_tensor_all_finite(t: rt.TensorLike, msg: str, name: str | None = None) -> rt.Tensor:
     """``check_numerics`` by another name."""
     return check_numerics(t, msg, name or "VerifyFinite")
 
 
-@OPS.add()
+@public.add()
 def assert_rank(
     x: rt.TensorLike,
     rank: int,
@@ -381,13 +380,15 @@ def assert_rank(
     return rt.no_op(name or "assert_rank")
 
 
-OPS |= {
-    "Operation": rt.Operation,
-    "RunMetadata": rt.RunMetadata,
-    "RunOptions": RunOptions,
-    "Tensor": rt.Tensor,
-    "get_default_graph": rt.get_default_graph,
-    "get_default_session": rt.get_default_session,
-    "no_op": rt.no_op,
-    "reset_default_graph": rt.reset_default_graph,
-}
+public.update(
+    {
+        "Operation": rt.Operation,
+        "RunMetadata": rt.RunMetadata,
+        "RunOptions": RunOptions,
+        "Tensor": rt.Tensor,
+        "get_default_graph": rt.get_default_graph,
+        "get_default_session": rt.get_default_session,
+        "no_op": rt.no_op,
+        "reset_default_graph": rt.reset_default_graph,
+    }
+)

@@ -12,10 +12,9 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.ops import array_ops, random_ops
 from harness.tf1.ops.dtypes import as_dtype, to_array
-from harness.tf1.ops.lift import Names, constant
+from harness.tf1.ops.lift import Public, constant
 
-OPS = Names()
-"""TensorFlow's name -> the initializer, at ``tf.<name>``."""
+public = Public("tf", "Initial values")
 
 _MODES = ("fan_in", "fan_out", "fan_avg")
 _DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
@@ -39,7 +38,7 @@ class Initializer:
         raise TypeError(f"{type(self).__name__} makes no values")
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
     """All zeros."""
@@ -51,7 +50,7 @@ class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
         return array_ops.zeros(shape, dtype)
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class ones_initializer(Initializer):  # noqa: N801
     """All ones."""
@@ -63,7 +62,7 @@ class ones_initializer(Initializer):  # noqa: N801
         return array_ops.ones(shape, dtype)
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class constant_initializer(Initializer):  # noqa: N801
     """A number everywhere, or an array or list that fills the shape row by row."""
@@ -79,7 +78,7 @@ class constant_initializer(Initializer):  # noqa: N801
         return made
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class random_uniform_initializer(Initializer):  # noqa: N801
     """Uniform in [minval, maxval)."""
@@ -94,7 +93,7 @@ class random_uniform_initializer(Initializer):  # noqa: N801
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class random_normal_initializer(Initializer):  # noqa: N801
     """Normal."""
@@ -109,7 +108,7 @@ class random_normal_initializer(Initializer):  # noqa: N801
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class truncated_normal_initializer(Initializer):  # noqa: N801
     """Normal within two standard deviations."""
@@ -124,7 +123,7 @@ class truncated_normal_initializer(Initializer):  # noqa: N801
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class variance_scaling_initializer(Initializer):  # noqa: N801
     """Keeps the scale of signals: variance ``scale / n`` with n the fan in, fan out or their mean.
@@ -172,19 +171,19 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
         return random_ops.truncated_normal(shape, 0.0, math.sqrt(variance) / _LEFT_AFTER_THE_CUT, dtype, self.seed)
 
 
-@OPS.add()
+@public.add()
 def glorot_uniform_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
     """Xavier's uniform initializer: the default of ``get_variable`` for floating point."""
     return variance_scaling_initializer(1.0, "fan_avg", "uniform", seed, dtype)
 
 
-@OPS.add()
+@public.add()
 def glorot_normal_initializer(seed: int | None = None, dtype: DTypeLike = np.float32) -> Initializer:
     """Xavier's normal initializer."""
     return variance_scaling_initializer(1.0, "fan_avg", "normal", seed, dtype)
 
 
-@OPS.add()
+@public.add()
 @dataclass
 class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
     """Uniform, scaled by the square root of 3 over the size of the input.

@@ -11,23 +11,24 @@ import jax
 from tensorboardX.proto import attr_value_pb2, event_pb2, graph_pb2, node_def_pb2, summary_pb2
 
 from harness.monitoring.timeline import chrome_trace
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name in ``tf`` -> the class."""
-OPS |= {
-    "AttrValue": attr_value_pb2.AttrValue,
-    "Event": event_pb2.Event,
-    "GraphDef": graph_pb2.GraphDef,
-    "HistogramProto": summary_pb2.HistogramProto,
-    "LogMessage": event_pb2.LogMessage,
-    "NodeDef": node_def_pb2.NodeDef,
-    "SessionLog": event_pb2.SessionLog,
-    "Summary": summary_pb2.Summary,
-}
+public = Public("tf", "Messages")
+public.update(
+    {
+        "AttrValue": attr_value_pb2.AttrValue,
+        "Event": event_pb2.Event,
+        "GraphDef": graph_pb2.GraphDef,
+        "HistogramProto": summary_pb2.HistogramProto,
+        "LogMessage": event_pb2.LogMessage,
+        "NodeDef": node_def_pb2.NodeDef,
+        "SessionLog": event_pb2.SessionLog,
+        "Summary": summary_pb2.Summary,
+    }
+)
 
 
-@OPS.add()
+@public.add()
 class AggregationMethod:
     """How the gradients of one variable are added up. XLA decides that here, so all of them mean the same."""
 

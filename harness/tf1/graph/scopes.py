@@ -15,22 +15,22 @@ import runtime as rt
 from harness.tf1.graph.initializers import glorot_uniform_initializer, zeros_initializer
 from harness.tf1.graph.variables import Variable
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names, is_tensor
+from harness.tf1.ops.lift import Public, is_tensor
 from harness.tf1.ops.shapes import ShapeLike, TensorShape
 from harness.tf1.ops.static import static_number
 from runtime import concurrency
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Variable scopes")
 
-AUTO_REUSE = OPS["AUTO_REUSE"] = "AUTO_REUSE"
+AUTO_REUSE = "AUTO_REUSE"
+public.update({"AUTO_REUSE": AUTO_REUSE})
 """Value of ``reuse``: take the variable if it is there, else make it."""
 REGULARIZATION_LOSSES = "regularization_losses"
 
 Regularizer = Callable[[Any], Any]
 
 
-@OPS.add()
+@public.add()
 @dataclass(eq=False)
 class VariableScope:
     """What ``get_variable`` takes from the scope it is called in.
@@ -116,7 +116,7 @@ def _opened() -> dict[str, int]:
 _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDictionary()
 
 
-@OPS.add()
+@public.add()
 def get_variable_scope() -> VariableScope:
     """The open variable scope; at the top one without a name."""
     graph = rt.get_default_graph()
@@ -136,7 +136,7 @@ def _current(scope: VariableScope) -> Iterator[None]:
         _threads.scopes.remove(entry)
 
 
-@OPS.add()
+@public.add()
 @contextlib.contextmanager
 def variable_scope(
     name_or_scope: Any = None,
@@ -241,7 +241,7 @@ def _unique(prefix: str, name: str) -> str:
     return candidate
 
 
-@OPS.add()
+@public.add()
 def variable_op_scope(
     values: rt.TensorLike, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
 ) -> Any:
@@ -249,7 +249,7 @@ def variable_op_scope(
     return variable_scope(name_or_scope, default_name, values, *args, **kwargs)
 
 
-@OPS.add()
+@public.add()
 def get_variable(
     name: str,
     shape: ShapeLike | None = None,
@@ -302,7 +302,7 @@ def get_variable(
     return _get(scope, full, **options)
 
 
-@OPS.add()
+@public.add()
 def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
     """``get_variable`` of a variable that each session has for itself; its arguments, but for the collections."""
     collections = [*(kwargs.pop("collections", None) or ()), rt.GraphKeys.LOCAL_VARIABLES]

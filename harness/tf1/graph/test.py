@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 from harness.tf1.graph.messages import list_local_devices
 from harness.tf1.names.missing import namespace
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name in ``tf.test`` -> what it is here."""
+public = Public("tf.test")
 
 
 def _gpus() -> list[str]:
     return [device.name for device in list_local_devices() if device.device_type == "GPU"]
 
 
-@OPS.add("is_built_with_cuda", "is_gpu_available")
+@public.add("is_built_with_cuda", "is_gpu_available")
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: object = None) -> bool:
     """Whether JAX has a GPU in this process."""
     return bool(_gpus())
 
 
-@OPS.add()
+@public.add()
 def gpu_device_name() -> str:
     """The name of the first GPU, or "" when there is none."""
     return next(iter(_gpus()), "")
 
 
-@OPS.add()
+@public.add()
 def get_temp_dir() -> str:
     """A directory for temporary files."""
     return tempfile.gettempdir()
 
 
-NAMES: dict[str, Any] = OPS
-__getattr__, __dir__ = namespace("tf.test", NAMES)
+__getattr__, __dir__ = namespace("tf.test")

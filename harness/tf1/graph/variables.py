@@ -10,11 +10,10 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype, to_array
 from harness.tf1.ops.indices import check_known, literal
-from harness.tf1.ops.lift import Names, constant, is_tensor
+from harness.tf1.ops.lift import Public, constant, is_tensor
 from harness.tf1.ops.shapes import TensorShape
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Variables")
 
 
 class _AnyVariable(type):
@@ -24,7 +23,7 @@ class _AnyVariable(type):
         return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
 
 
-@OPS.add()
+@public.add()
 class Variable(rt.Variable, metaclass=_AnyVariable):
     """A variable, by TensorFlow's arguments.
 
@@ -120,7 +119,7 @@ def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
         return constant(value, variable.dtype)
 
 
-@OPS.add()
+@public.add()
 def assign(
     ref: Any, value: rt.TensorLike, validate_shape: object = None, use_locking: object = None, name: str | None = None
 ) -> Any:
@@ -128,13 +127,13 @@ def assign(
     return rt.assign(ref, _as(value, ref), name)
 
 
-@OPS.add()
+@public.add()
 def assign_add(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
     """``ref.assign_add(value)``: atomic, on the variable's task."""
     return rt.assign_add(ref, _as(value, ref), name)
 
 
-@OPS.add()
+@public.add()
 def assign_sub(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
     """``ref.assign_sub(value)``: atomic, on the variable's task."""
     return rt.assign_sub(ref, _as(value, ref), name)
@@ -172,43 +171,45 @@ def _index(indices: rt.TensorLike) -> Any:
     return indices if is_tensor(indices) else to_array(indices)
 
 
-@OPS.add("initialize_variables", "variables_initializer")
+@public.add("initialize_variables", "variables_initializer")
 def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
     """One operation that initialises ``var_list``."""
     return rt.variables_initializer(list(var_list), name)
 
 
-@OPS.add()
+@public.add()
 def moving_average_variables() -> list[Any]:
     """The variables that have a moving average."""
     return rt.get_default_graph().get_collection("moving_average_variables")
 
 
-@OPS.add()
+@public.add()
 def model_variables() -> list[Any]:
     """The variables of the collection "model_variables"."""
     return rt.get_default_graph().get_collection("model_variables")
 
 
-@OPS.add("initialize_all_tables", "tables_initializer")
+@public.add("initialize_all_tables", "tables_initializer")
 def no_tables(name: str | None = "init_all_tables") -> rt.Operation:
     """An operation that does nothing: there are no lookup tables to initialise."""
     return rt.no_op(name)
 
 
-OPS |= {
-    "all_variables": rt.global_variables,
-    "global_variables": rt.global_variables,
-    "global_variables_initializer": rt.global_variables_initializer,
-    "initialize_all_variables": rt.global_variables_initializer,
-    "initialize_local_variables": rt.local_variables_initializer,
-    "is_variable_initialized": rt.is_variable_initialized,
-    "local_variables": rt.local_variables,
-    "local_variables_initializer": rt.local_variables_initializer,
-    "report_uninitialized_variables": rt.report_uninitialized_variables,
-    "scatter_add": _scatter("add"),
-    "scatter_mul": _scatter("mul"),
-    "scatter_sub": _scatter("sub"),
-    "scatter_update": _scatter("update"),
-    "trainable_variables": rt.trainable_variables,
-}
+public.update(
+    {
+        "all_variables": rt.global_variables,
+        "global_variables": rt.global_variables,
+        "global_variables_initializer": rt.global_variables_initializer,
+        "initialize_all_variables": rt.global_variables_initializer,
+        "initialize_local_variables": rt.local_variables_initializer,
+        "is_variable_initialized": rt.is_variable_initialized,
+        "local_variables": rt.local_variables,
+        "local_variables_initializer": rt.local_variables_initializer,
+        "report_uninitialized_variables": rt.report_uninitialized_variables,
+        "scatter_add": _scatter("add"),
+        "scatter_mul": _scatter("mul"),
+        "scatter_sub": _scatter("sub"),
+        "scatter_update": _scatter("update"),
+        "trainable_variables": rt.trainable_variables,
+    }
+)

@@ -12,13 +12,12 @@ from harness.tf1.inputs.queue_runner import QueueRunner, add_queue_runner
 from harness.tf1.inputs.queues import FIFOQueue, RandomShuffleQueue
 from harness.tf1.ops import array_ops
 from harness.tf1.ops.join_ops import gather
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 from harness.tf1.ops.random_ops import random_shuffle
 from harness.tf1.ops.shapes import ShapeLike
 from harness.tf1.ops.value_ops import convert_to_tensor
 
-OPS = Names()
-"""TensorFlow's name in ``tf.train`` -> the function."""
+public = Public("tf.train")
 
 Tensors = Any
 """A tensor, or a list or dictionary of them."""
@@ -34,7 +33,7 @@ def _shape(tensor: rt.Tensor, what: str) -> list[int]:
     return [int(size or 0) for size in tensor.shape]
 
 
-@OPS.add()
+@public.add()
 def input_producer(
     input_tensor: rt.TensorLike,
     element_shape: object = None,
@@ -78,7 +77,7 @@ def input_producer(
         return queue
 
 
-@OPS.add()
+@public.add()
 def string_input_producer(
     string_tensor: rt.TensorLike,
     num_epochs: int | None = None,
@@ -104,7 +103,7 @@ def string_input_producer(
     )
 
 
-@OPS.add()
+@public.add()
 def range_input_producer(
     limit: int,
     num_epochs: int | None = None,
@@ -119,7 +118,7 @@ def range_input_producer(
     return input_producer(numbers, [], num_epochs, shuffle, seed, capacity, shared_name, None, name)
 
 
-@OPS.add()
+@public.add()
 def slice_input_producer(
     tensor_list: Sequence[rt.TensorLike],
     num_epochs: int | None = None,
@@ -170,7 +169,7 @@ def _batched(
     return dict(zip(keys, taken if isinstance(taken, list) else [taken], strict=True))
 
 
-@OPS.add()
+@public.add()
 def batch(
     tensors: Tensors,
     batch_size: Size,
@@ -211,7 +210,7 @@ def batch(
     return _batched(tensors, batch_size, num_threads, enqueue_many, shapes, smaller, name or "batch", make)
 
 
-@OPS.add()
+@public.add()
 def shuffle_batch(
     tensors: Tensors,
     batch_size: Size,

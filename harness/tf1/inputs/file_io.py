@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.tf1.inputs import gfile
 from harness.tf1.names.missing import namespace
+from harness.tf1.names.table import add_names
 
 
 def read_file_to_string(filename: str, binary_mode: bool = False) -> Any:
@@ -20,23 +21,25 @@ def write_string_to_file(filename: str, file_content: str | bytes) -> None:
         file.write(file_content)
 
 
-NAMES: dict[str, Any] = {
-    "FileIO": gfile.GFile,
-    "copy": gfile.Copy,
-    "create_dir": gfile.MkDir,
-    "delete_file": gfile.Remove,
-    "delete_recursively": gfile.DeleteRecursively,
-    "file_exists": gfile.Exists,
-    "get_matching_files": gfile.Glob,
-    "is_directory": gfile.IsDirectory,
-    "list_directory": gfile.ListDirectory,
-    "read_file_to_string": read_file_to_string,
-    "recursive_create_dir": gfile.MakeDirs,
-    "rename": gfile.Rename,
-    "stat": gfile.Stat,
-    "walk": gfile.Walk,
-    "write_string_to_file": write_string_to_file,
-}
-"""TensorFlow's name -> the function."""
+add_names(
+    "tf.python.lib.io.file_io",
+    {
+        "FileIO": gfile.GFile,
+        "copy": gfile.Copy,
+        "create_dir": gfile.MkDir,
+        "delete_file": gfile.Remove,
+        "delete_recursively": gfile.DeleteRecursively,
+        "file_exists": gfile.Exists,
+        "get_matching_files": gfile.Glob,
+        "is_directory": gfile.IsDirectory,
+        "list_directory": gfile.ListDirectory,
+        "read_file_to_string": read_file_to_string,
+        "recursive_create_dir": gfile.MakeDirs,
+        "rename": gfile.Rename,
+        "stat": gfile.Stat,
+        "walk": gfile.Walk,
+        "write_string_to_file": write_string_to_file,
+    },
+)
 
-__getattr__, __dir__ = namespace("tf.python.lib.io.file_io", NAMES)
+__getattr__, __dir__ = namespace("tf.python.lib.io.file_io")

@@ -130,4 +130,4 @@ def GFile(name: str, mode: str = "r") -> Any:  # noqa: N802
 FastGFile = GFile
 Open = GFile
 
-__getattr__, _ = _namespace("tf.gfile", {})
+__getattr__, _ = _namespace("tf.gfile")

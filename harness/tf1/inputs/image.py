@@ -19,7 +19,7 @@ import numpy as np
 import runtime as rt
 from harness.tf1.names.missing import namespace
 from harness.tf1.ops.dtypes import as_dtype, to_array
-from harness.tf1.ops.lift import Names, is_tensor
+from harness.tf1.ops.lift import Public, is_tensor
 from harness.tf1.ops.python_ops import host_op
 from harness.tf1.ops.random_ops import random_uniform
 from harness.tf1.ops.shapes import TensorShape
@@ -27,8 +27,7 @@ from harness.tf1.ops.static import static_number
 from harness.tf1.ops.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, DType
 
-NAMES = Names()
-"""TensorFlow's name in ``tf.image`` -> what it is here."""
+public = Public("tf.image")
 
 Xp = Any
 """``numpy`` or ``jax.numpy``."""
@@ -39,7 +38,7 @@ Value = Any
 Sizes = tuple[int | None, ...] | None
 
 
-@NAMES.add()
+@public.add()
 class ResizeMethod:
     """How pixels between pixels are found."""
 
@@ -95,7 +94,7 @@ def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: s
     )
 
 
-@NAMES.add()
+@public.add()
 def decode_png(
     contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
@@ -103,7 +102,7 @@ def decode_png(
     return _decode(contents, channels, dtype, name, "DecodePng")
 
 
-@NAMES.add()
+@public.add()
 def decode_jpeg(
     contents: rt.TensorLike,
     channels: int | None = None,
@@ -120,7 +119,7 @@ def decode_jpeg(
     return _decode(contents, channels, np.uint8, name, "DecodeJpeg")
 
 
-@NAMES.add()
+@public.add()
 def decode_image(
     contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
@@ -130,7 +129,7 @@ def decode_image(
     return tensor
 
 
-@NAMES.add()
+@public.add()
 def decode_bmp(contents: rt.TensorLike, channels: int | None = None, name: str | None = None) -> rt.Tensor:
     """``decode_png`` of a BMP file."""
     return _decode(contents, channels, np.uint8, name, "DecodeBmp")
@@ -145,13 +144,13 @@ def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any)
     return host_op(encode, [picture], (), object, name, f"Encode{form.capitalize()}")
 
 
-@NAMES.add()
+@public.add()
 def encode_png(image: rt.TensorLike, compression: int = -1, name: str | None = None) -> rt.Tensor:
     """A PNG file, as a string, of uint8 [height, width, channels]."""
     return _encode(image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {}))
 
 
-@NAMES.add()
+@public.add()
 def encode_jpeg(image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """A JPEG file, as a string, of uint8 [height, width, channels]."""
     return _encode(image, "JPEG", name, quality=quality)
@@ -241,7 +240,7 @@ _METHODS = {
 }
 
 
-@NAMES.add()
+@public.add()
 def resize_images(
     images: rt.TensorLike,
     size: Value,
@@ -299,7 +298,7 @@ def _resizing(shown: str, method: int, kind: str) -> None:
 
     resize.__name__ = resize.__qualname__ = shown
     resize.__doc__ = f"``resize_images`` of a batch with {shown.removeprefix('resize_').upper()}."
-    NAMES[shown] = resize
+    public.update({shown: resize})
 
 
 _resizing("resize_bilinear", ResizeMethod.BILINEAR, "ResizeBilinear")
@@ -317,7 +316,7 @@ def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: i
     return xp.pad(inside, pads)
 
 
-@NAMES.add()
+@public.add()
 def crop_to_bounding_box(
     image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> rt.Tensor:
@@ -329,7 +328,7 @@ def crop_to_bounding_box(
     return _within(image, offset_height, offset_width, target_height, target_width, False)
 
 
-@NAMES.add()
+@public.add()
 def pad_to_bounding_box(
     image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> rt.Tensor:
@@ -364,7 +363,7 @@ def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, 
     return _made(part, [picture], _resized(shape, height, width), picture.dtype, None, kind)
 
 
-@NAMES.add()
+@public.add()
 def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, target_width: int) -> rt.Tensor:
     """The middle of a picture, or the picture in the middle of a larger one that is 0."""
     picture = _picture(image)
@@ -383,7 +382,7 @@ def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, targ
     return _made(part, [picture], _resized(picture.shape, height, width), picture.dtype, None, kind)
 
 
-@NAMES.add()
+@public.add()
 def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
     """The middle of a picture: this fraction of each side.
 
@@ -435,14 +434,14 @@ def _flips(shown: str, axis: int, described: str) -> None:
     random_flip.__name__ = random_flip.__qualname__ = f"random_{shown}"
     flip.__doc__ = f"A picture {described}."
     random_flip.__doc__ = f"``{shown}`` of every other picture, by chance."
-    NAMES.update({flip.__name__: flip, random_flip.__name__: random_flip})
+    public.update({flip.__name__: flip, random_flip.__name__: random_flip})
 
 
 _flips("flip_left_right", -2, "in a mirror")
 _flips("flip_up_down", -3, "upside down")
 
 
-@NAMES.add()
+@public.add()
 def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """A picture with its rows as columns."""
     picture = _picture(image)
@@ -450,7 +449,7 @@ def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     return _made(lambda xp, p: xp.swapaxes(p, -3, -2), [picture], sizes, picture.dtype, name, "transpose_image")
 
 
-@NAMES.add()
+@public.add()
 def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tensor:
     """A picture turned to the left, by 90 degrees ``k`` times."""
     picture, turns = _picture(image), int(static_number(k, "k")) % 4
@@ -463,7 +462,7 @@ def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tenso
 # -- light and colour --------------------------------------------------------------------------------------------------
 
 
-@NAMES.add("per_image_standardization", "per_image_whitening")
+@public.add("per_image_standardization", "per_image_whitening")
 def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
     """Each picture with the mean 0 and the variance 1, float32; one of a single colour becomes 0."""
     picture = _picture(image)
@@ -498,7 +497,7 @@ def _converted(xp: Xp, pixels: Pixels, dtype: DType, saturate: bool) -> Pixels:
     return pixels.astype(dtype)
 
 
-@NAMES.add()
+@public.add()
 def convert_image_dtype(
     image: rt.TensorLike, dtype: Value, saturate: bool = False, name: str | None = None
 ) -> rt.Tensor:
@@ -529,13 +528,13 @@ def _number(value: Value) -> rt.Tensor:
     return convert_to_tensor(value if is_tensor(value) else np.float32(value))
 
 
-@NAMES.add()
+@public.add()
 def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
     """``delta`` added to each fraction."""
     return _in_floats(image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness")
 
 
-@NAMES.add()
+@public.add()
 def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor:
     """The distance from the mean of each channel times ``contrast_factor``."""
 
@@ -546,7 +545,7 @@ def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor
     return _in_floats(images, change, [_number(contrast_factor)], "adjust_contrast")
 
 
-@NAMES.add()
+@public.add()
 def adjust_gamma(image: rt.TensorLike, gamma: float = 1, gain: float = 1) -> rt.Tensor:
     """``gain * image ** gamma``. Raises ValueError for a negative ``gamma``."""
     if gamma < 0:
@@ -576,21 +575,21 @@ def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
     return (((full - 1) * saturation[..., None] + 1) * value[..., None]).astype(pixels.dtype)
 
 
-@NAMES.add()
+@public.add()
 def rgb_to_hsv(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Hue, saturation and value, each from 0 to 1, of red, green and blue."""
     picture = _picture(images)
     return _made(_to_hsv, [picture], picture.shape, picture.dtype, name, "RGBToHSV")
 
 
-@NAMES.add()
+@public.add()
 def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Red, green and blue of hue, saturation and value."""
     picture = _picture(images)
     return _made(_to_rgb, [picture], picture.shape, picture.dtype, name, "HSVToRGB")
 
 
-@NAMES.add()
+@public.add()
 def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None) -> rt.Tensor:
     """The saturation times ``saturation_factor``, at most 1."""
 
@@ -601,7 +600,7 @@ def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str
     return _in_floats(image, change, [_number(saturation_factor)], "adjust_saturation")
 
 
-@NAMES.add()
+@public.add()
 def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> rt.Tensor:
     """The hue moved on by ``delta``, round a circle of 1."""
 
@@ -612,7 +611,7 @@ def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> r
     return _in_floats(image, change, [_number(delta)], "adjust_hue")
 
 
-@NAMES.add()
+@public.add()
 def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
     """``adjust_brightness`` by up to ``max_delta``. Raises ValueError when that is negative."""
     if max_delta < 0:
@@ -620,7 +619,7 @@ def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None =
     return adjust_brightness(image, random_uniform([], -max_delta, max_delta, seed=seed))
 
 
-@NAMES.add()
+@public.add()
 def random_hue(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
     """``adjust_hue`` by up to ``max_delta``. Raises ValueError when that is not from 0 to 0.5."""
     if not 0 <= max_delta <= 0.5:
@@ -638,14 +637,14 @@ def _by_a_factor(adjust: Callable[..., rt.Tensor]) -> None:
 
     changed.__name__ = changed.__qualname__ = adjust.__name__.replace("adjust", "random")
     changed.__doc__ = f"``{adjust.__name__}`` by a factor between two. Raises ValueError when they are not in order."
-    NAMES[changed.__name__] = changed
+    public.update({changed.__name__: changed})
 
 
 _by_a_factor(adjust_contrast)
 _by_a_factor(adjust_saturation)
 
 
-@NAMES.add()
+@public.add()
 def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """One channel of three."""
     picture = _picture(images)
@@ -657,7 +656,7 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     return _in_floats(picture, change, [], name or "rgb_to_grayscale", sizes)
 
 
-@NAMES.add()
+@public.add()
 def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """Three equal channels of one."""
     picture = _picture(images)
@@ -665,4 +664,4 @@ def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
     return _made(lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb")
 
 
-__getattr__, __dir__ = namespace("tf.image", NAMES)
+__getattr__, __dir__ = namespace("tf.image")

@@ -14,15 +14,14 @@ import runtime as rt
 from harness.tf1.inputs import example_pb2 as pb
 from harness.tf1.inputs.elements import padded_batch
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 from harness.tf1.ops.python_ops import host_ops, strings
 from harness.tf1.ops.shapes import TensorShape
 from harness.tf1.ops.sparse import SparseTensor, matrix_of_rows
 from harness.tf1.ops.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, DType, dtype_name
 
-OPS = Names()
-"""TensorFlow's name -> what it is here."""
+public = Public("tf", "Examples, text and sparse tensors")
 
 _KINDS: dict[DType, str] = {
     np.dtype(object): "bytes_list",
@@ -46,7 +45,7 @@ def _kind(dtype: object, key: str) -> DType:
     return found
 
 
-@OPS.add()
+@public.add()
 @dataclass(frozen=True)
 class FixedLenFeature:
     """A feature of one known shape.
@@ -62,7 +61,7 @@ class FixedLenFeature:
     default_value: Values = None
 
 
-@OPS.add()
+@public.add()
 @dataclass(frozen=True)
 class VarLenFeature:
     """A feature with any number of values, which becomes a sparse tensor."""
@@ -70,7 +69,7 @@ class VarLenFeature:
     dtype: DTypeLike
 
 
-@OPS.add()
+@public.add()
 @dataclass(frozen=True)
 class FixedLenSequenceFeature:
     """A feature with any number of values of one shape, which becomes a dense tensor.
@@ -214,7 +213,7 @@ def _checked(features: Mapping[str, Spec]) -> dict[str, DType]:
     return {key: _kind(spec.dtype, key) for key, spec in features.items()}
 
 
-@OPS.add()
+@public.add()
 def parse_example(
     serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
 ) -> Parsed:
@@ -242,7 +241,7 @@ def parse_example(
     return _named(features, host_ops(parse, [texts], outputs, name, "ParseExample"))
 
 
-@OPS.add()
+@public.add()
 def parse_single_example(
     serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
 ) -> Parsed:
@@ -273,7 +272,7 @@ def _parse_one(
     return found
 
 
-@OPS.add()
+@public.add()
 def parse_single_sequence_example(
     serialized: rt.TensorLike,
     context_features: Mapping[str, Spec] | None = None,

@@ -9,13 +9,12 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names, is_tensor
+from harness.tf1.ops.lift import Public, is_tensor
 from harness.tf1.ops.shapes import ShapeLike
 from harness.tf1.ops.static import static_number
 from harness.tf1.ops.value_ops import convert_to_tensor
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Queues")
 
 
 def _dtypes(dtypes: object) -> Any:
@@ -70,7 +69,7 @@ def _one_or_list(found: rt.Tensor | tuple[rt.Tensor, ...]) -> rt.Tensor | list[r
     return list(found) if isinstance(found, tuple) else found
 
 
-@OPS.add()
+@public.add()
 class FIFOQueue(_Components, rt.FIFOQueue):
     """``rt.FIFOQueue``: elements come back in the order in which they came."""
 
@@ -87,7 +86,7 @@ class FIFOQueue(_Components, rt.FIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
-@OPS.add()
+@public.add()
 class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
     """``rt.PaddingFIFOQueue``: smaller elements of a batch are padded."""
 
@@ -104,7 +103,7 @@ class PaddingFIFOQueue(_Components, rt.PaddingFIFOQueue):
         super().__init__(capacity, _dtypes(dtypes), _shapes(shapes), name, shared_name=shared_name)
 
 
-@OPS.add()
+@public.add()
 class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
     """``rt.RandomShuffleQueue``: elements come back in random order."""
 
@@ -125,7 +124,7 @@ class RandomShuffleQueue(_Components, rt.RandomShuffleQueue):
         )
 
 
-@OPS.add()
+@public.add()
 class ConditionalAccumulator(rt.ConditionalAccumulator):
     """``rt.ConditionalAccumulator``: the mean of gradients of one step, stale ones dropped."""
 

@@ -13,13 +13,12 @@ import numpy as np
 import runtime as rt
 from harness.tf1.inputs.queues import FIFOQueue, PaddingFIFOQueue, RandomShuffleQueue
 from harness.tf1.inputs.records import compression, open_file, records
-from harness.tf1.ops.lift import Names, constant
+from harness.tf1.ops.lift import Public, constant
 from harness.tf1.ops.python_ops import host_op, host_ops, strings
 from runtime import concurrency
 from runtime.lowlevel import Array, python_call
 
-OPS = Names()
-"""TensorFlow's name -> what it is here."""
+public = Public("tf", "Files and their readers")
 
 Records = Iterator[tuple[str, bytes]]
 """What a file gives: records, each with its key."""
@@ -173,7 +172,7 @@ def fixed_length(path: str, record: int, header: int = 0, footer: int = 0, hop: 
     return ((f"{path}:{i}", data[at : at + record]) for i, at in enumerate(places))
 
 
-@OPS.add()
+@public.add()
 class TFRecordReader(ReaderBase):
     """Reads files of records in TensorFlow's format.
 
@@ -189,7 +188,7 @@ class TFRecordReader(ReaderBase):
         )
 
 
-@OPS.add()
+@public.add()
 class TextLineReader(ReaderBase):
     """Reads lines of text.
 
@@ -207,7 +206,7 @@ class TextLineReader(ReaderBase):
         super().__init__(read, "TextLineReader", name)
 
 
-@OPS.add()
+@public.add()
 class WholeFileReader(ReaderBase):
     """Reads each file as one record, whose key is its name."""
 
@@ -219,7 +218,7 @@ class WholeFileReader(ReaderBase):
         super().__init__(read, "WholeFileReader", name)
 
 
-@OPS.add()
+@public.add()
 class IdentityReader(ReaderBase):
     """Gives the names from the queue, as keys and as values."""
 
@@ -227,7 +226,7 @@ class IdentityReader(ReaderBase):
         super().__init__(lambda path: iter([(path, path.encode())]), "IdentityReader", name)
 
 
-@OPS.add()
+@public.add()
 class FixedLengthRecordReader(ReaderBase):
     """Reads records of one size.
 
@@ -254,7 +253,7 @@ class FixedLengthRecordReader(ReaderBase):
         super().__init__(lambda path: fixed_length(path, *sizes, kind), "FixedLengthRecordReader", name)
 
 
-@OPS.add()
+@public.add()
 def read_file(filename: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """The content of a file, a string. Raises NotFoundError, in the step, when it is not there."""
 
@@ -265,7 +264,7 @@ def read_file(filename: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     return host_op(read, [filename], (), object, name, "ReadFile")
 
 
-@OPS.add()
+@public.add()
 def write_file(filename: rt.TensorLike, contents: rt.TensorLike, name: str | None = None) -> rt.Operation:
     """An operation that writes a string to a file, and makes the directories above it."""
 
@@ -279,7 +278,7 @@ def write_file(filename: rt.TensorLike, contents: rt.TensorLike, name: str | Non
     return python_call(write, [filename, contents], [], name=name or "WriteFile", type="WriteFile")
 
 
-@OPS.add()
+@public.add()
 def matching_files(pattern: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """The names of the files that match a pattern, sorted, as they are in the step."""
 

@@ -14,10 +14,9 @@ from typing import IO, cast
 import numpy as np
 
 import runtime as rt
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name in ``tf.python_io`` -> what it is here."""
+public = Public("tf.python_io")
 
 _BLOCK = 4096
 _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
@@ -56,7 +55,7 @@ def _masked(data: bytes) -> bytes:
     return _CRC.pack((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-@OPS.add()
+@public.add()
 class TFRecordCompressionType:
     """How a file of records is compressed."""
 
@@ -68,7 +67,7 @@ class TFRecordCompressionType:
 _COMPRESSIONS = {"": "", "NONE": "", "ZLIB": "ZLIB", "GZIP": "GZIP", 0: "", 1: "ZLIB", 2: "GZIP"}
 
 
-@OPS.add()
+@public.add()
 class TFRecordOptions:
     """How a file of records is written or read.
 
@@ -90,7 +89,7 @@ def compression(options: TFRecordOptions | int | str | None) -> str:
     return "" if kind is None else _COMPRESSIONS[kind]
 
 
-@OPS.add()
+@public.add()
 class TFRecordWriter:
     """Writes records to a file.
 
@@ -215,7 +214,7 @@ def _read(file: IO[bytes], size: int, path: str, at: int) -> bytes:
         raise rt.DataLossError(f"{path}: corrupted record at {at}: {rt.lowlevel.one_line(error)}") from error
 
 
-@OPS.add("tf_record_iterator")
+@public.add("tf_record_iterator")
 def tf_record_iterator(
     path: str | os.PathLike[str], options: TFRecordOptions | TFRecordCompressionType | str | None = None
 ) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.tf1.layers.layers import OPS as NAMES
+from harness.tf1.layers import layers as _layers  # noqa: F401 - adds the names to the table
 from harness.tf1.names.missing import namespace
 
-__getattr__, __dir__ = namespace("tf.layers", NAMES)
+__getattr__, __dir__ = namespace("tf.layers")

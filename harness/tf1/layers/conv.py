@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.ops.lift import Array, Function, Names, Static, op
+from harness.tf1.ops.lift import Array, Function, Public, Static, op
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf.nn")
 
 
 def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int, ...]:
@@ -73,7 +72,7 @@ def _convolve(
     )
 
 
-@OPS.op("Conv2D")
+@public.op("Conv2D")
 def conv2d(
     input: Array,  # noqa: A002
     filter: Array,  # noqa: A002
@@ -88,7 +87,7 @@ def conv2d(
     return _convolve(input, filter, strides, padding, data_format, dilations)
 
 
-@OPS.op("depthwise", "depthwise_conv2d", "depthwise_conv2d_native")
+@public.op("depthwise", "depthwise_conv2d", "depthwise_conv2d_native")
 def depthwise_conv2d(
     input: Array,  # noqa: A002
     filter: Array,  # noqa: A002
@@ -112,7 +111,7 @@ def _depthwise(
     return _convolve(images, flat, strides, padding, data_format, dilations, channels)
 
 
-@OPS.op("separable_conv2d")
+@public.op("separable_conv2d")
 def separable_conv2d(
     input: Array,  # noqa: A002
     depthwise_filter: Array,
@@ -128,13 +127,13 @@ def separable_conv2d(
     return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
-@OPS.op("convolution", "atrous_conv2d")
+@public.op("convolution", "atrous_conv2d")
 def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Array:
     """A convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
 
-@OPS.op("conv2d_transpose")
+@public.op("conv2d_transpose")
 def conv2d_transpose(
     value: Array,
     filter: Array,  # noqa: A002
@@ -176,7 +175,7 @@ def _pool(
     return found
 
 
-@OPS.op("MaxPool")
+@public.op("MaxPool")
 def max_pool(
     value: Array,
     ksize: Static,
@@ -192,7 +191,7 @@ def max_pool(
     return _pool(value, ksize, strides, padding, data_format, start, jax.lax.max)
 
 
-@OPS.op("AvgPool")
+@public.op("AvgPool")
 def avg_pool(
     value: Array,
     ksize: Static,
@@ -238,7 +237,7 @@ def _pool_any(
     return joined(value, 0.0, jax.lax.add) / joined(jnp.ones_like(value), 0.0, jax.lax.add)
 
 
-@OPS.add()
+@public.add()
 def pool(
     input: rt.TensorLike,  # noqa: A002
     window_shape: rt.TensorLike,

@@ -15,10 +15,10 @@ from harness.tf1.graph.initializers import ones_initializer, zeros_initializer
 from harness.tf1.graph.scopes import VariableScope, get_variable, variable_scope
 from harness.tf1.graph.variables import assign_sub
 from harness.tf1.layers import conv, nn_ops
-from harness.tf1.ops.lift import Array, Names, Static, is_tensor, op
+from harness.tf1.names.table import TABLE
+from harness.tf1.ops.lift import Array, Public, Static, is_tensor, op
 
-OPS = Names()
-"""TensorFlow's name in ``tf.layers`` -> the function."""
+public = Public("tf.layers")
 
 Activation = Callable[[Any], Any]
 Regularizer = Callable[[Any], Any]
@@ -75,7 +75,7 @@ def _finished(value: Any, activation: Activation | None, activity_regularizer: R
     return value
 
 
-@OPS.add()
+@public.add()
 def dense(
     inputs: rt.TensorLike,
     units: int,
@@ -126,7 +126,7 @@ def dense(
         return _finished(value, activation, activity_regularizer)
 
 
-@OPS.add()
+@public.add()
 def conv2d(
     inputs: rt.TensorLike,
     filters: int,
@@ -225,7 +225,7 @@ def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
         _rank(x, default_name, 4)
         first = _channels_first(data_format)
         with rt.name_scope(name or default_name):
-            return conv.OPS[kind](
+            return TABLE["tf.nn"][kind](
                 x,
                 _window(pool_size, first),
                 _window(strides, first),
@@ -238,19 +238,21 @@ def _pooling(kind: str, default_name: str) -> Callable[..., Any]:
     return pool
 
 
-OPS |= {
-    "max_pooling2d": _pooling("max_pool", "max_pooling2d"),
-    "average_pooling2d": _pooling("avg_pool", "average_pooling2d"),
-}
+public.update(
+    {
+        "max_pooling2d": _pooling("max_pool", "max_pooling2d"),
+        "average_pooling2d": _pooling("avg_pool", "average_pooling2d"),
+    }
+)
 
 
-@OPS.add()
+@public.add()
 def flatten(inputs: rt.TensorLike, name: str | None = None) -> Any:
     """[batch, ...] as [batch, n]."""
     return _flattened(inputs, name=name)
 
 
-@OPS.add()
+@public.add()
 def dropout(
     inputs: rt.TensorLike,
     rate: Any = 0.5,
@@ -307,7 +309,7 @@ def _normalized(
     return inputs * jnp.reshape(factor, shape) + jnp.reshape(offset, shape)
 
 
-@OPS.add()
+@public.add()
 def batch_normalization(
     inputs: rt.TensorLike,
     axis: int = -1,

@@ -14,19 +14,18 @@ import runtime as rt
 from harness.tf1.graph.framework import GraphKeys
 from harness.tf1.layers import nn_ops
 from harness.tf1.names.missing import namespace
+from harness.tf1.names.table import TABLE
 from harness.tf1.ops.array_ops import squeeze
-from harness.tf1.ops.lift import Array, Names, op
-from harness.tf1.ops.math_ops import OPS as _MATH
+from harness.tf1.ops.lift import Array, Public, op
 from harness.tf1.ops.shapes import TensorShape
 
-OPS = Names()
-"""TensorFlow's name in ``tf.losses`` -> the function."""
+public = Public("tf.losses")
 
 LOSSES = "losses"
 """The collection that a loss is added to."""
 
 
-@OPS.add()
+@public.add()
 class Reduction:
     """How the losses of the examples become one number, or stay what they are."""
 
@@ -77,7 +76,7 @@ def _weighted(losses: Array, weights: Array, reduction: str, name: str | None = 
     return _REDUCTIONS[reduction](values, jnp.broadcast_to(factors, values.shape))
 
 
-@OPS.add()
+@public.add()
 def compute_weighted_loss(
     losses: rt.TensorLike,
     weights: rt.TensorLike = 1.0,
@@ -105,33 +104,33 @@ def compute_weighted_loss(
     return loss
 
 
-@OPS.add()
+@public.add()
 def add_loss(loss: rt.Tensor, loss_collection: str | None = LOSSES) -> None:
     """Adds a loss of your own to the collection."""
     if loss_collection:
         loss.graph.add_to_collection(loss_collection, loss)
 
 
-@OPS.add()
+@public.add()
 def get_losses(scope: str | None = None, loss_collection: str = LOSSES) -> list[rt.Tensor]:
     """The losses of the default graph; with ``scope`` those whose names begin with it."""
     return rt.get_default_graph().get_collection(loss_collection, scope)
 
 
-@OPS.add()
+@public.add()
 def get_regularization_losses(scope: str | None = None) -> list[rt.Tensor]:
     """What the regularizers of the variables gave."""
     return rt.get_default_graph().get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
-@OPS.add()
+@public.add()
 def get_regularization_loss(scope: str | None = None, name: str = "total_regularization_loss") -> Any:
     """The sum of what the regularizers gave; 0 when there are none."""
     found = get_regularization_losses(scope)
-    return _MATH["add_n"](found, name=name) if found else rt.constant(0.0, name=name)
+    return TABLE["tf"]["add_n"](found, name=name) if found else rt.constant(0.0, name=name)
 
 
-@OPS.add()
+@public.add()
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
 ) -> rt.Tensor:
@@ -145,7 +144,7 @@ def get_total_loss(
         found = found + get_regularization_losses(scope)
     if not found:
         raise ValueError("tf.losses.get_total_loss: the graph has no losses: call one of tf.losses first")
-    total: rt.Tensor = _MATH["add_n"](found, name=name)
+    total: rt.Tensor = TABLE["tf"]["add_n"](found, name=name)
     return total
 
 
@@ -186,7 +185,7 @@ def _by_element(
     loss.__name__ = loss.__qualname__ = shown
     loss.__doc__ = f"{described}. The other arguments are those of ``compute_weighted_loss``."
     loss.__signature__ = signature  # type: ignore[attr-defined]
-    OPS[shown] = loss
+    public.update({shown: loss})
 
 
 _ANYHOW = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -227,7 +226,7 @@ def _smoothed(labels: rt.TensorLike, smoothing: float, classes: Callable[[int], 
     return smooth(labels)
 
 
-@OPS.add()
+@public.add()
 def softmax_cross_entropy(
     onehot_labels: rt.TensorLike,
     logits: rt.TensorLike,
@@ -253,7 +252,7 @@ def softmax_cross_entropy(
     return compute_weighted_loss(values, weights, scope or "softmax_cross_entropy_loss", loss_collection, reduction)
 
 
-@OPS.add()
+@public.add()
 def sparse_softmax_cross_entropy(
     labels: rt.TensorLike,
     logits: rt.TensorLike,
@@ -272,7 +271,7 @@ def sparse_softmax_cross_entropy(
     )
 
 
-@OPS.add()
+@public.add()
 def sigmoid_cross_entropy(
     multi_class_labels: rt.TensorLike,
     logits: rt.TensorLike,
@@ -290,5 +289,4 @@ def sigmoid_cross_entropy(
     return compute_weighted_loss(values, weights, scope or "sigmoid_cross_entropy_loss", loss_collection, reduction)
 
 
-NAMES: dict[str, Any] = OPS
-__getattr__, __dir__ = namespace("tf.losses", NAMES)
+__getattr__, __dir__ = namespace("tf.losses")

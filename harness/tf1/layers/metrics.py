@@ -14,11 +14,10 @@ import runtime as rt
 from harness.tf1.graph.scopes import variable_scope
 from harness.tf1.graph.variables import Variable, assign_add
 from harness.tf1.names.missing import namespace
-from harness.tf1.ops.lift import Array, Names, Static, op
-from harness.tf1.ops.math_ops import OPS as _MATH
+from harness.tf1.names.table import TABLE
+from harness.tf1.ops.lift import Array, Public, Static, op
 
-OPS = Names()
-"""TensorFlow's name in ``tf.metrics`` -> the function."""
+public = Public("tf.metrics")
 
 Collections = str | Sequence[str] | None
 Pair = tuple[rt.Tensor, rt.Tensor]
@@ -118,7 +117,7 @@ def _metric(
     return value, update
 
 
-@OPS.add()
+@public.add()
 def mean(
     values: rt.TensorLike,
     weights: rt.TensorLike | None = None,
@@ -153,7 +152,7 @@ def _define(shown: str, described: str, counted: Counted, result: Callable[..., 
 
     metric.__name__ = metric.__qualname__ = shown
     metric.__doc__ = f"{described}; gives it and the operation that takes a batch in."
-    OPS[shown] = metric
+    public.update({shown: metric})
 
 
 def _mean_of(
@@ -168,9 +167,9 @@ def _mean_of(
     _define(shown, f"{described} over all batches", counted, result)
 
 
-_squared = _MATH["squared_difference"]
+_abs, _subtract, _squared = (TABLE["tf"][name] for name in ("abs", "subtract", "squared_difference"))
 _mean_of("accuracy", "How many predictions are equal to their labels,", _equal)
-_mean_of("mean_absolute_error", "The mean absolute error", lambda y, p: _MATH["abs"](_MATH["subtract"](p, y)))
+_mean_of("mean_absolute_error", "The mean absolute error", lambda y, p: _abs(_subtract(p, y)))
 _mean_of("mean_squared_error", "The mean squared error", _squared)
 _mean_of("root_mean_squared_error", "The root of the mean squared error", _squared, lambda *a: jnp.sqrt(_ratio(*a)))
 
@@ -189,7 +188,7 @@ for _kind in _KINDS:
     _count_of(_kind, [_kind], f"The {_kind.replace('_', ' ')}", lambda count: count)
 
 
-@OPS.add()
+@public.add()
 def auc(
     labels: rt.TensorLike,
     predictions: rt.TensorLike,
@@ -239,12 +238,9 @@ def streaming(metric: Callable[..., Pair]) -> Callable[..., Pair]:
     return predictions_first
 
 
-NAMES: dict[str, Any] = dict(OPS)
-"""TensorFlow's name -> the function."""
-
 STREAMING: dict[str, Any] = {
-    f"streaming_{name}": metric if name == "mean" else streaming(metric) for name, metric in OPS.items()
+    f"streaming_{name}": metric if name == "mean" else streaming(metric) for name, metric in TABLE["tf.metrics"].items()
 }
 """The same by the names of ``tf.contrib.metrics``."""
 
-__getattr__, __dir__ = namespace("tf.metrics", NAMES)
+__getattr__, __dir__ = namespace("tf.metrics")

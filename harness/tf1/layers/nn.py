@@ -1,17 +1,14 @@
-"""``tf.nn``: neural network functions."""
+"""``tf.nn``: neural network functions, which the modules named here add to the table."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from harness.tf1.layers.conv import OPS as _CONV
-from harness.tf1.layers.nn_ops import OPS as _NN
-from harness.tf1.layers.rnn import OPS as _RNN
-from harness.tf1.layers.rnn_cells import OPS as _CELLS
-from harness.tf1.layers.sampling import OPS as _SAMPLING
+from harness.tf1.layers import conv as _conv  # noqa: F401
+from harness.tf1.layers import nn_ops as _nn_ops  # noqa: F401
+from harness.tf1.layers import rnn as _rnn  # noqa: F401
+from harness.tf1.layers import sampling as _sampling  # noqa: F401
 from harness.tf1.names.missing import Namespace, namespace
+from harness.tf1.names.table import add_names
 
-NAMES: dict[str, Any] = _NN | _CONV | _RNN | _SAMPLING | {"rnn_cell": Namespace("tf.nn.rnn_cell", _CELLS)}
-"""TensorFlow's name -> the function."""
+add_names("tf.nn", {"rnn_cell": Namespace("tf.nn.rnn_cell")})
 
-__getattr__, __dir__ = namespace("tf.nn", NAMES)
+__getattr__, __dir__ = namespace("tf.nn")

@@ -10,16 +10,15 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.graph.framework import stop_gradient
+from harness.tf1.names.table import TABLE
 from harness.tf1.ops.dtypes import as_dtype, to_array
 from harness.tf1.ops.indices import axis_size, check_known, inside
 from harness.tf1.ops.join_ops import top_k_op
-from harness.tf1.ops.lift import Array, Arrays, Function, Names, Static, WrongType, either, from_table, is_tensor, op
-from harness.tf1.ops.math_ops import OPS as _MATH
+from harness.tf1.ops.lift import Array, Arrays, Function, Public, Static, WrongType, either, from_table, is_tensor, op
 from harness.tf1.ops.math_ops import _abs, as_axes
 from harness.tf1.ops.shapes import ShapeLike, TensorShape
 
-OPS = Names()
-"""TensorFlow's name in ``tf.nn`` -> the function."""
+public = Public("tf.nn")
 
 
 def _relu6(features: Array) -> Array:
@@ -60,30 +59,30 @@ _ACTIVATIONS: dict[str, tuple[str, Function, str, str]] = {
     "l2_loss": ("L2Loss", _l2_loss, "t", "float"),
     "zero_fraction": ("zero_fraction", _zero_fraction, "value", "int float complex bool"),
 }
-OPS |= {name: from_table(kind, fn, argument, name, takes) for name, (kind, fn, argument, takes) in _ACTIVATIONS.items()}
+public.update({name: from_table(kind, fn, x, name, takes) for name, (kind, fn, x, takes) in _ACTIVATIONS.items()})
 
 
-@OPS.op("Softmax", takes="float")
+@public.op("Softmax", takes="float")
 def softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
     """``jax.nn.softmax``, along the last axis by default."""
     over = either(axis=axis, dim=dim)
     return jax.nn.softmax(logits, -1 if over is None else over)
 
 
-@OPS.op("LogSoftmax", takes="float")
+@public.op("LogSoftmax", takes="float")
 def log_softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
     """``jax.nn.log_softmax``, along the last axis by default."""
     over = either(axis=axis, dim=dim)
     return jax.nn.log_softmax(logits, -1 if over is None else over)
 
 
-@OPS.op("LeakyRelu")
+@public.op("LeakyRelu")
 def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Array:
     """``features`` where that is above 0, else ``alpha * features``."""
     return jnp.where(jnp.greater(features, 0), features, alpha * jnp.asarray(features))
 
 
-@OPS.op("BiasAdd", takes="int float complex")
+@public.op("BiasAdd", takes="int float complex")
 def bias_add(value: Array, bias: Array, data_format: str | None = None, name: str | None = None) -> Array:
     """Adds a vector along the channels."""
     if data_format not in (None, "NHWC", "NCHW", "N...C", "NC..."):
@@ -95,13 +94,13 @@ def bias_add(value: Array, bias: Array, data_format: str | None = None, name: st
     return value + (jnp.reshape(bias, (-1,) + (1,) * (jnp.ndim(value) - 2)) if first else bias)
 
 
-@OPS.op("xw_plus_b", takes="int float complex")
+@public.op("xw_plus_b", takes="int float complex")
 def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """``x @ weights + biases``."""
     return _layer(x, weights, biases)
 
 
-@OPS.op("relu_layer", takes="int float complex")
+@public.op("relu_layer", takes="int float complex")
 def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
     """``relu(x @ weights + biases)``."""
     return jax.nn.relu(_layer(x, weights, biases))
@@ -114,7 +113,7 @@ def _layer(x: Array, weights: Array, biases: Array) -> Array:
     return found + biases
 
 
-@OPS.op("l2_normalize")
+@public.op("l2_normalize")
 def l2_normalize(
     x: Array, axis: Static = None, epsilon: float = 1e-12, name: str | None = None, dim: Static = None
 ) -> Array:
@@ -154,7 +153,7 @@ def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array
     return own * jnp.where(valid, -1.0, np.nan).astype(own.dtype)
 
 
-@OPS.add()
+@public.add()
 def sparse_softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> rt.Tensor:
@@ -179,7 +178,7 @@ def _softmax_xent(labels: Array, logits: Array, dim: Static, name: str | None = 
     return loss + (1 - jnp.sum(wanted, dim)) * (scale - jax.lax.stop_gradient(scale))
 
 
-@OPS.add()
+@public.add()
 def softmax_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, dim: int = -1, name: str | None = None
 ) -> rt.Tensor:
@@ -191,7 +190,7 @@ def softmax_cross_entropy_with_logits(
     return _softmax_xent(labels, logits, dim, label)
 
 
-@OPS.add()
+@public.add()
 def softmax_cross_entropy_with_logits_v2(
     labels: rt.TensorLike,
     logits: rt.TensorLike,
@@ -211,7 +210,7 @@ def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Arra
     return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
 
 
-@OPS.add()
+@public.add()
 def sigmoid_cross_entropy_with_logits(
     *args: Any, labels: Any = None, logits: Any = None, targets: Any = None, name: str | None = None
 ) -> rt.Tensor:
@@ -224,7 +223,7 @@ def sigmoid_cross_entropy_with_logits(
     return _sigmoid_xent(labels, logits, name)  # a label of unknown shape may be any that broadcasts, as in TensorFlow
 
 
-@OPS.op("logistic_loss")
+@public.op("logistic_loss")
 def weighted_cross_entropy_with_logits(
     targets: Array, logits: Array, pos_weight: Array, name: str | None = None
 ) -> Array:
@@ -235,7 +234,7 @@ def weighted_cross_entropy_with_logits(
     return (1 - targets) * logits + weight * (jnp.log1p(jnp.exp(-_abs(logits))) + jax.nn.relu(-logits))
 
 
-@OPS.op("InTopK")
+@public.op("InTopK")
 def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Array:
     """Whether the target's prediction is among the ``k`` largest; ties count as in.
 
@@ -257,7 +256,7 @@ class TopKV2(NamedTuple):
     indices: rt.TensorLike
 
 
-@OPS.add()
+@public.add()
 def top_k(input: rt.TensorLike, k: rt.TensorLike = 1, sorted: bool = True, name: str | None = None) -> TopKV2:  # noqa: A002
     """``jax.lax.top_k``: (values, indices) along the last axis."""
     return TopKV2(*top_k_op(input, k, name))
@@ -277,7 +276,7 @@ def _with_sizes(shape: list[int | None], sizes: tuple[int, ...]) -> tuple[int, .
     return tuple(d if s is None else s for s, d in zip(shape, sizes, strict=True))
 
 
-@OPS.add()
+@public.add()
 def dropout(
     x: rt.TensorLike,
     keep_prob: Any = None,
@@ -311,7 +310,7 @@ def _moments(x: Array, axes: Static, keep_dims: bool, name: str | None = None) -
     return tuple(fn(x, over, keepdims=keep_dims).astype(kind) for fn in (jnp.mean, jnp.var))  # type: ignore[return-value]
 
 
-@OPS.add()
+@public.add()
 def moments(
     x: rt.TensorLike,
     axes: rt.TensorLike,
@@ -325,7 +324,7 @@ def moments(
     return mean, variance
 
 
-@OPS.op("batchnorm")
+@public.op("batchnorm")
 def batch_normalization(
     x: Array,
     mean: Array,
@@ -341,7 +340,7 @@ def batch_normalization(
     return x * factor + ((0 if offset is None else offset) - mean * factor)
 
 
-@OPS.add("batch_norm_with_global_normalization")
+@public.add("batch_norm_with_global_normalization")
 def batch_norm_with_global_normalization(
     t: rt.TensorLike | None = None,
     m: rt.TensorLike | None = None,
@@ -361,7 +360,7 @@ def batch_norm_with_global_normalization(
     return batch_normalization(x, mean, variance, beta, scale, variance_epsilon, name)
 
 
-@OPS.op("LRN", "local_response_normalization", "lrn")
+@public.op("LRN", "local_response_normalization", "lrn")
 def local_response_normalization(
     input: Array,  # noqa: A002
     depth_radius: Static = 5,
@@ -399,7 +398,7 @@ def _joined(tables: Arrays, by_rows: bool) -> Array:
     return jnp.stack(padded, 1).reshape((-1, *tables[0].shape[1:]))
 
 
-@OPS.add()
+@public.add()
 def embedding_lookup(
     params: rt.TensorLike,
     ids: rt.TensorLike,
@@ -427,7 +426,9 @@ def embedding_lookup(
     return _lookup(tables, ids, partition_strategy == "div", max_norm, name)
 
 
-OPS |= {
-    "sigmoid": _MATH["sigmoid"],
-    "tanh": _MATH["tanh"],
-}
+public.update(
+    {
+        "sigmoid": TABLE["tf"]["sigmoid"],
+        "tanh": TABLE["tf"]["tanh"],
+    }
+)

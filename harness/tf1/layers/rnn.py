@@ -18,10 +18,9 @@ from harness.tf1.graph.scopes import variable_scope
 from harness.tf1.layers.rnn_cells import Cell, State, size_of_inputs
 from harness.tf1.ops import array_ops
 from harness.tf1.ops.join_ops import stack, unstack
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name in ``tf.nn`` -> the function."""
+public = Public("tf.nn")
 
 
 def _loop(
@@ -81,7 +80,7 @@ def _batch_size(x: rt.Tensor, axis: int) -> Any:
     return array_ops.shape(x)[axis] if known is None else known
 
 
-@OPS.add()
+@public.add()
 def dynamic_rnn(
     cell: Any,
     inputs: rt.TensorLike,
@@ -139,7 +138,7 @@ def _unrolled(cell: Any, inputs: Sequence[Any], state: State) -> tuple[list[Any]
     return outputs, state
 
 
-@OPS.add()
+@public.add()
 def static_rnn(
     cell: Any,
     inputs: Sequence[rt.TensorLike],
@@ -160,7 +159,7 @@ def static_rnn(
     return unstack(outputs, len(inputs)), state
 
 
-@OPS.add()
+@public.add()
 def bidirectional_dynamic_rnn(
     cell_fw: Any,
     cell_bw: Any,

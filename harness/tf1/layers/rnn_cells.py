@@ -17,10 +17,9 @@ import runtime as rt
 from harness.tf1.graph.initializers import constant_initializer, zeros_initializer
 from harness.tf1.graph.scopes import get_variable, variable_scope
 from harness.tf1.ops import array_ops
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name in ``tf.nn.rnn_cell`` -> the class."""
+public = Public("tf.nn.rnn_cell")
 
 State = Any
 """A tensor or array [batch, n], or a tuple of these."""
@@ -28,7 +27,7 @@ Sizes = Any
 """An int, or a tuple of these: the sizes of a state."""
 
 
-@OPS.add()
+@public.add()
 class LSTMStateTuple(NamedTuple):
     """The state of an LSTM: what it remembers, and what it gave."""
 
@@ -44,7 +43,7 @@ def _plain(activation: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda x: inner(**{next(iter(parameters)): x})
 
 
-@OPS.add()
+@public.add()
 class RNNCell:
     """What a cell is: ``output, state = cell(inputs, state)``; the base of a program's own cells."""
 
@@ -117,7 +116,7 @@ def _map_sizes(fn: Callable[[int], Any], sizes: Sizes) -> State:
     return type(sizes)(*mapped) if hasattr(sizes, "_fields") else tuple(mapped)
 
 
-@OPS.add()
+@public.add()
 class BasicRNNCell(Cell):
     """``activation([inputs, state] @ kernel + bias)``."""
 
@@ -160,7 +159,7 @@ def _affine(parameters: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Arra
     return jnp.concatenate(inputs, 1) @ parameters["kernel"] + parameters["bias"]
 
 
-@OPS.add()
+@public.add()
 class GRUCell(BasicRNNCell):
     """A gated recurrent unit."""
 
@@ -182,7 +181,7 @@ class GRUCell(BasicRNNCell):
         return output, output
 
 
-@OPS.add()
+@public.add()
 class BasicLSTMCell(Cell):
     """A long short-term memory without peepholes.
 
@@ -232,7 +231,7 @@ class BasicLSTMCell(Cell):
         return h, LSTMStateTuple(c, h) if self._tuple else jnp.concatenate([c, h], 1)
 
 
-@OPS.add()
+@public.add()
 class LSTMCell(BasicLSTMCell):
     """``BasicLSTMCell`` by the arguments of ``tf.nn.rnn_cell.LSTMCell``.
 
@@ -272,7 +271,7 @@ class LSTMCell(BasicLSTMCell):
         }
 
 
-@OPS.add()
+@public.add()
 class MultiRNNCell(Cell):
     """Cells on top of each other; the state is a tuple of theirs.
 
@@ -319,7 +318,7 @@ class MultiRNNCell(Cell):
         return inputs, tuple(after)
 
 
-@OPS.add()
+@public.add()
 class DropoutWrapper(Cell):
     """Drops parts of a cell's inputs and outputs, others in every step of time.
 

@@ -11,11 +11,11 @@ import numpy as np
 import runtime as rt
 from harness.tf1.graph.framework import stop_gradient
 from harness.tf1.layers.nn_ops import embedding_lookup
+from harness.tf1.names.table import TABLE
 from harness.tf1.ops.join_ops import concat
-from harness.tf1.ops.lift import Array, Names, Static, is_tensor, op
+from harness.tf1.ops.lift import Array, Public, Static, is_tensor, op
 
-OPS = Names()
-"""TensorFlow's name in ``tf.nn`` -> the function."""
+public = Public("tf.nn")
 
 Sampled: TypeAlias = tuple[rt.Tensor, rt.Tensor, rt.Tensor]
 """The classes, and how often each true class and each of these was to be expected in the sample."""
@@ -86,7 +86,7 @@ def _sampler(shown: str, log_uniform: bool) -> None:
     sampler.__name__ = sampler.__qualname__ = shown
     more = "; the first ones are more frequent, as words are that are sorted by their frequency" if log_uniform else ""
     sampler.__doc__ = f"Draws ``num_sampled`` of ``range_max`` classes{more}."
-    OPS.add(shown)(sampler)
+    public.add(shown)(sampler)
 
 
 _sampler("log_uniform_candidate_sampler", True)
@@ -144,7 +144,7 @@ def _sampled_logits(
 ) -> tuple[rt.Tensor, rt.Tensor]:
     if is_tensor(labels) and labels.dtype.kind == "f":  # the order of before 1.0
         labels, inputs = inputs, labels
-    found = sampled_values or OPS["log_uniform_candidate_sampler"](
+    found = sampled_values or TABLE["tf.nn"]["log_uniform_candidate_sampler"](
         labels, num_true, num_sampled, True, num_classes, seed
     )
     sampled, *expected = (stop_gradient(t) for t in found)
@@ -161,7 +161,7 @@ def _flat(labels: Array, kind: Static, name: str | None = None) -> Array:
     return jnp.ravel(labels).astype(kind)
 
 
-@OPS.add()
+@public.add()
 def nce_loss(
     weights: Table,
     biases: Table,
@@ -202,7 +202,7 @@ def nce_loss(
     return loss
 
 
-@OPS.add()
+@public.add()
 def sampled_softmax_loss(
     weights: Table,
     biases: Table,

@@ -19,13 +19,12 @@ import runtime as rt
 from harness.tf1.loops.nests import Arrays, Made, Nest, callables, compatible, operation, tensors, unflatten, unpacked
 from harness.tf1.loops.subgraph import Condition, Subgraph, subgraph
 from harness.tf1.ops.array_ops import as_tensor
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name -> the function."""
+public = Public("tf", "Conditionals and loops")
 
 
-@OPS.add()
+@public.add()
 def cond(
     pred: rt.TensorLike,
     true_fn: Made | None = None,
@@ -93,7 +92,7 @@ def _check_alike(true: Subgraph, structure: PyTreeDef, false: Subgraph, other: P
             )
 
 
-@OPS.add()
+@public.add()
 def case(
     pred_fn_pairs: Sequence[tuple[rt.TensorLike, Made]] | Mapping[rt.Tensor, Made],
     default: Made | None = None,

@@ -13,10 +13,9 @@ import runtime as rt
 from harness.tf1.loops.nests import Arrays, Made, Nest, callables, operation, tensors, unflatten
 from harness.tf1.loops.subgraph import subgraph
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 
-OPS = Names()
-"""TensorFlow's name -> the function."""
+public = Public("tf", "Conditionals and loops")
 
 
 def _row(tensor: rt.Tensor, what: str) -> rt.Tensor:
@@ -110,7 +109,7 @@ def _check_row(
         )
 
 
-@OPS.add()
+@public.add()
 def map_fn(
     fn: Made,
     elems: Nest,
@@ -136,7 +135,7 @@ def map_fn(
     return _over_rows("tf.map_fn", fn, elems, None, name or "map", gives=dtype, carries=False, back_prop=back_prop)
 
 
-@OPS.add()
+@public.add()
 def scan(
     fn: Made,
     elems: Nest,
@@ -181,4 +180,4 @@ def _fold(shown: str, reverse: bool) -> Made:
     return fold
 
 
-OPS |= {"foldl": _fold("foldl", False), "foldr": _fold("foldr", True)}
+public.update({"foldl": _fold("foldl", False), "foldr": _fold("foldr", True)})

@@ -13,12 +13,11 @@ from harness.tf1.loops.nests import Unwritten
 from harness.tf1.ops.array_ops import as_tensor, zeros
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.join_ops import gather
-from harness.tf1.ops.lift import Array, Names, Static, constant, is_tensor, op
+from harness.tf1.ops.lift import Array, Public, Static, constant, is_tensor, op
 from harness.tf1.ops.shapes import ShapeLike, TensorShape
 from harness.tf1.ops.static import static
 
-OPS = Names()
-"""TensorFlow's name -> the class."""
+public = Public("tf", "Conditionals and loops")
 
 
 @op("TensorArrayWrite")
@@ -56,7 +55,7 @@ class _Rows(Unwritten):
         return rt.as_tensor(_rows_like(value, self.size))
 
 
-@OPS.add()
+@public.add()
 class TensorArray:
     """A number of rows of one shape. Each change gives a new one.
 

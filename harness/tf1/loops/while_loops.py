@@ -25,15 +25,14 @@ from harness.tf1.loops.nests import (
     unpacked,
 )
 from harness.tf1.loops.subgraph import Subgraph, subgraph
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 from harness.tf1.ops.shapes import TensorShape
 from harness.tf1.ops.static import Deferred, known_while_tracing, static, takes_shapes_only
 
-OPS = Names()
-"""TensorFlow's name -> the function."""
+public = Public("tf", "Conditionals and loops")
 
 
-@OPS.add()
+@public.add()
 def while_loop(
     cond: Made,
     body: Made,

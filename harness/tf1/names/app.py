@@ -24,4 +24,4 @@ def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None =
     absl_app.run(chosen, argv, flags_parser=flags.parse)
 
 
-__getattr__, _ = _namespace("tf.app", {})
+__getattr__, _ = _namespace("tf.app")

@@ -21,4 +21,4 @@ def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
 
 as_str = as_text
 
-__getattr__, _ = _namespace("tf.compat", {})
+__getattr__, _ = _namespace("tf.compat")

@@ -37,4 +37,4 @@ UNAVAILABLE = 14
 DATA_LOSS = 15
 UNAUTHENTICATED = 16
 
-__getattr__, _ = _namespace("tf.errors", {})
+__getattr__, _ = _namespace("tf.errors")

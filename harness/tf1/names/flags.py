@@ -123,4 +123,4 @@ def mark_flag_as_required(flag_name: str) -> None:
     absl_flags.mark_flag_as_required(flag_name)  # type: ignore[no-untyped-call]
 
 
-__getattr__, _ = _namespace("tf.flags", {})
+__getattr__, _ = _namespace("tf.flags")

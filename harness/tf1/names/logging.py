@@ -23,4 +23,4 @@ ERROR = _logging.ERROR
 FATAL = _logging.FATAL
 warn = warning
 
-__getattr__, _ = _namespace("tf.logging", {})
+__getattr__, _ = _namespace("tf.logging")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
+
+from harness.tf1.names.table import TABLE, look_up
 
 _PARTS = "one variable for each part, on a device of its own"
 _RNN = "use jax.lax.scan inside rt.call, or a Flax or Equinox cell"
@@ -133,17 +135,17 @@ def absent(namespace: str, name: str) -> AttributeError:
     return AttributeError(f"{full} is not in harness.tf1{f': {said}' if said else '; docs/tf1_names.md lists what is'}")
 
 
-def namespace(full: str, names: Mapping[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A module's ``__getattr__`` and ``__dir__``: what is in ``names``, and advice for the rest.
+def namespace(full: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns a module's ``__getattr__`` and ``__dir__``, which answer from the table, with advice for other names.
 
     Args:
         full: TensorFlow's name of the module, such as "tf.nn".
-        names: TensorFlow's name -> what it is here.
     """
+    names = TABLE.setdefault(full, {})
 
     def __getattr__(name: str) -> Any:
         if name in names:
-            return names[name]
+            return look_up(full, name)
         if name.startswith("__"):
             raise AttributeError(name)
         raise absent(full, name)
@@ -152,13 +154,12 @@ def namespace(full: str, names: Mapping[str, Any]) -> tuple[Callable[[str], Any]
 
 
 class Namespace(types.ModuleType):
-    """A module of TensorFlow's: what is in ``names``, and advice for the rest.
+    """A module of TensorFlow's that is no module here: it answers from the table, with advice for other names.
 
     Args:
         full: TensorFlow's name of the module, such as "tf.contrib.slim".
-        names: TensorFlow's name -> what it is here.
     """
 
-    def __init__(self, full: str, names: Mapping[str, Any]) -> None:
+    def __init__(self, full: str) -> None:
         super().__init__(full)
-        self.__getattr__, self.__dir__ = namespace(full, names)  # type: ignore[method-assign]
+        self.__getattr__, self.__dir__ = namespace(full)  # type: ignore[method-assign]

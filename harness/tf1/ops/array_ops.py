@@ -11,11 +11,10 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype, to_array
-from harness.tf1.ops.lift import Array, Names, Static, Type, WrongType, constant, either, op
+from harness.tf1.ops.lift import Array, Public, Static, Type, WrongType, constant, either, op
 from harness.tf1.ops.static import looks_at_shape_only
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Tensors")
 
 _INT = np.dtype(np.int32)
 
@@ -28,7 +27,7 @@ def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Array:  
     return jnp.asarray(np.asarray(jnp.shape(input), out_type))
 
 
-@OPS.add()
+@public.add()
 def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
     """The shape as a vector; it may be used where another function takes a shape."""
     return looks_at_shape_only(_shape_op(as_tensor(input), out_type, name))
@@ -39,7 +38,7 @@ def _size_op(input: Array, out_type: Type, name: str | None = None) -> Array:  #
     return jnp.asarray(np.asarray(jnp.size(input), out_type))
 
 
-@OPS.add()
+@public.add()
 def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
     """The number of elements."""
     return looks_at_shape_only(_size_op(as_tensor(input), out_type, name))
@@ -50,13 +49,13 @@ def _rank_op(input: Array, name: str | None = None) -> Array:  # noqa: A002
     return jnp.asarray(jnp.ndim(input), np.int32)
 
 
-@OPS.add()
+@public.add()
 def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """The number of dimensions."""
     return looks_at_shape_only(_rank_op(as_tensor(input), name))
 
 
-@OPS.add()
+@public.add()
 def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[rt.Tensor]:  # noqa: A002
     """The shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
@@ -67,7 +66,7 @@ def as_tensor(value: rt.TensorLike) -> rt.Tensor:
     return rt.as_tensor(constant(value))
 
 
-@OPS.op("Reshape")
+@public.op("Reshape")
 def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
     """``jax.numpy.reshape``; -1 stands for what is left."""
     if isinstance(shape, int):
@@ -80,7 +79,7 @@ def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
         return jnp.zeros([tensor.size if n == -1 else n for n in shape], tensor.dtype)
 
 
-@OPS.op("ExpandDims")
+@public.op("ExpandDims")
 def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:  # noqa: A002
     """``jax.numpy.expand_dims``."""
     where = either(axis=axis, dim=dim)
@@ -89,7 +88,7 @@ def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim:
     return jnp.expand_dims(input, where)
 
 
-@OPS.op("Squeeze")
+@public.op("Squeeze")
 def squeeze(
     input: Array,  # noqa: A002
     axis: Static = None,
@@ -101,19 +100,19 @@ def squeeze(
     return jnp.squeeze(input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over)
 
 
-@OPS.op("Transpose")
+@public.op("Transpose")
 def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Array:
     """``jax.numpy.transpose``."""
     return jnp.transpose(a, perm)
 
 
-@OPS.op("matrix_transpose")
+@public.op("matrix_transpose")
 def matrix_transpose(a: Array, name: str | None = None) -> Array:
     """The last two axes exchanged."""
     return jnp.swapaxes(a, -1, -2)
 
 
-@OPS.op("BroadcastTo")
+@public.op("BroadcastTo")
 def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:  # noqa: A002
     """``jax.numpy.broadcast_to``."""
     return jnp.broadcast_to(input, shape)
@@ -127,31 +126,31 @@ def as_sizes(shape: Static) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-@OPS.op("zeros")
+@public.op("zeros")
 def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.zeros``."""
     return jnp.zeros(as_sizes(shape), dtype)
 
 
-@OPS.op("ones")
+@public.op("ones")
 def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
     """``jax.numpy.ones``."""
     return jnp.ones(as_sizes(shape), dtype)
 
 
-@OPS.op("zeros_like")
+@public.op("zeros_like")
 def zeros_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
     """``jax.numpy.zeros_like``."""
     return jnp.zeros_like(tensor, dtype)
 
 
-@OPS.op("ones_like")
+@public.op("ones_like")
 def ones_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
     """``jax.numpy.ones_like``."""
     return jnp.ones_like(tensor, dtype)
 
 
-@OPS.op("Fill")
+@public.op("Fill")
 def fill(dims: Static, value: Array, name: str | None = None) -> Array:
     """``jax.numpy.full``."""
     if jnp.ndim(value):
@@ -159,7 +158,7 @@ def fill(dims: Static, value: Array, name: str | None = None) -> Array:
     return jnp.full(as_sizes(dims), value)
 
 
-@OPS.op("eye")
+@public.op("eye")
 def eye(
     num_rows: Static,
     num_columns: Static = None,
@@ -172,13 +171,13 @@ def eye(
     return jnp.broadcast_to(one, (*(batch_shape or ()), *one.shape))
 
 
-@OPS.op("LinSpace", "lin_space", "linspace")
+@public.op("LinSpace", "lin_space", "linspace")
 def linspace(start: Array, stop: Array, num: Static, name: str | None = None) -> Array:
     """``jax.numpy.linspace``."""
     return jnp.linspace(start, stop, num)
 
 
-@OPS.add()
+@public.add()
 def range(
     start: rt.TensorLike,
     limit: rt.TensorLike | None = None,
@@ -205,7 +204,7 @@ def _range_op(start: Static, limit: Static, delta: Static, dtype: Type, name: st
     return jnp.arange(start, limit, delta, dtype)
 
 
-@OPS.op("one_hot")
+@public.op("one_hot")
 def one_hot(
     indices: Array,
     depth: Static,
@@ -232,14 +231,14 @@ def own_dtype(value: rt.TensorLike) -> rt.lowlevel.DType:
     return np.dtype(value.dtype) if hasattr(value, "dtype") else to_array(value).dtype
 
 
-@OPS.op("Diag")
+@public.op("Diag")
 def diag(diagonal: Array, name: str | None = None) -> Array:
     """A tensor with ``diagonal`` on its diagonal, and twice its rank."""
     flat = jnp.ravel(diagonal)
     return jnp.diag(flat).reshape(jnp.shape(diagonal) * 2)
 
 
-@OPS.op("DiagPart")
+@public.op("DiagPart")
 def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
     """The diagonal that ``tf.diag`` puts."""
     half = jnp.shape(input)[: jnp.ndim(input) // 2]
@@ -248,20 +247,20 @@ def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
     return diagonal.reshape(half)
 
 
-@OPS.op("MatrixDiag")
+@public.op("MatrixDiag")
 def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
     """Matrices with the last axis of ``diagonal`` on their diagonals."""
     return jnp.expand_dims(diagonal, -1) * jnp.eye(jnp.shape(diagonal)[-1], dtype=jnp.result_type(diagonal))
 
 
-@OPS.op("MatrixDiagPart")
+@public.op("MatrixDiagPart")
 def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
     """The diagonals of the matrices in the last two axes."""
     diagonals: Array = jnp.diagonal(input, axis1=-2, axis2=-1)
     return diagonals
 
 
-@OPS.op("MatrixBandPart")
+@public.op("MatrixBandPart")
 def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Array:  # noqa: A002
     """The matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
@@ -272,7 +271,7 @@ def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: s
     return jnp.where(kept, input, jnp.zeros_like(input))
 
 
-@OPS.op("SequenceMask")
+@public.op("SequenceMask")
 def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None) -> Array:
     """For each length a row of that many ones; ``maxlen`` must be given, because XLA needs the shape."""
     if maxlen is None:

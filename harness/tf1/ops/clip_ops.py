@@ -9,20 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.ops.lift import Array, Arrays, Names, Static, is_tensor, op
+from harness.tf1.ops.lift import Array, Arrays, Public, Static, is_tensor, op
 from harness.tf1.ops.math_ops import as_axes, maximum, minimum
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Limits")
 
 
-@OPS.op("clip_by_value", takes="int float")
+@public.op("clip_by_value", takes="int float")
 def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Array:
     """``t`` within limits; its derivative is 1 at the limits too."""
     return maximum(minimum(t, clip_value_max), clip_value_min)
 
 
-@OPS.op("clip_by_norm")
+@public.op("clip_by_norm")
 def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Array:
     """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
     squares = jnp.sum(jnp.square(t), as_axes(axes), keepdims=True)
@@ -30,7 +29,7 @@ def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | No
     return t * clip_norm / maximum(norm, clip_norm)
 
 
-@OPS.op("clip_by_average_norm")
+@public.op("clip_by_average_norm")
 def clip_by_average_norm(t: Array, clip_norm: Array, name: str | None = None) -> Array:
     """``t``, scaled down where its norm divided by its number of elements is above ``clip_norm``."""
     norm = jnp.sqrt(jnp.sum(jnp.square(t))) / jnp.size(t)
@@ -42,7 +41,7 @@ def _global_norm(t_list: Arrays, name: str | None = None) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(t)) for t in t_list))
 
 
-@OPS.add()
+@public.add()
 def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> rt.Tensor:
     """The Euclidean norm of all elements of all tensors; None among them is left out."""
     return _global_norm([t for t in t_list if t is not None], name)
@@ -54,7 +53,7 @@ def _clip_all(t_list: Arrays, clip_norm: Array, norm: Array, name: str | None = 
     return tuple((t * scale).astype(jnp.result_type(t)) for t in t_list)
 
 
-@OPS.add()
+@public.add()
 def clip_by_global_norm(
     t_list: Sequence[rt.TensorLike],
     clip_norm: rt.TensorLike,

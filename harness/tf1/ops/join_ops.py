@@ -13,14 +13,13 @@ import runtime as rt
 from harness.tf1.ops.array_ops import as_tensor
 from harness.tf1.ops.dtypes import to_array
 from harness.tf1.ops.indices import axis_size, check_known, inside, literal
-from harness.tf1.ops.lift import ANY, Array, Arrays, Names, Static, WrongType, either, is_tensor, op, operand
+from harness.tf1.ops.lift import ANY, Array, Arrays, Public, Static, WrongType, either, is_tensor, op, operand
 from harness.tf1.ops.python_ops import host_op
 from harness.tf1.ops.shapes import ShapeLike
 from harness.tf1.ops.static import Deferred, static, static_number
 from harness.tf1.ops.value_ops import convert_to_tensor
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Tensors")
 
 
 @op("concat", takes=ANY)
@@ -28,7 +27,7 @@ def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
 
-@OPS.add()
+@public.add()
 def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> rt.Tensor:
     """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
@@ -36,13 +35,13 @@ def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> 
     return _concat_op(values if isinstance(values, list | tuple) else [values], axis, name)
 
 
-@OPS.add()
+@public.add()
 def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> rt.Tensor:
     """The same as ``concat``."""
     return concat(values, axis, name)
 
 
-@OPS.op("stack", "stack", "pack", takes=ANY)
+@public.op("stack", "stack", "pack", takes=ANY)
 def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
     """``jax.numpy.stack``."""
     if not values:
@@ -50,7 +49,7 @@ def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
     return jnp.stack([jnp.asarray(v) for v in values], axis)
 
 
-@OPS.add()
+@public.add()
 def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Tensor:
     """The same as ``stack``."""
     return stack(values, 0, name)
@@ -66,7 +65,7 @@ def _count(number: int) -> list[int]:
     return numbers
 
 
-@OPS.add("unstack", "unpack")
+@public.add("unstack", "unpack")
 def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[rt.Tensor]:
     """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
     tensor = as_tensor(value)
@@ -94,7 +93,7 @@ def _split_op(
     return tuple(jnp.split(value, at, axis))
 
 
-@OPS.add()
+@public.add()
 def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
 
@@ -127,7 +126,7 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     return list(_split_op(value, at, axis, total, given.get("name")))
 
 
-@OPS.add()
+@public.add()
 def split_v(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
     """The same as ``split``."""
     return split(*args, **kwargs)
@@ -161,7 +160,7 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
     return same
 
 
-@OPS.op("Tile")
+@public.op("Tile")
 def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
     """``jax.numpy.tile``."""
     if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
@@ -169,7 +168,7 @@ def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # 
     return jnp.tile(input, multiples)
 
 
-@OPS.op("Pad")
+@public.op("Pad")
 def pad(
     tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: rt.TensorLike = 0
 ) -> Array:  # noqa: E501
@@ -185,7 +184,7 @@ def pad(
     return jnp.pad(tensor, paddings, how, **extra)
 
 
-@OPS.op("ReverseV2", "reverse", "reverse_v2")
+@public.op("ReverseV2", "reverse", "reverse_v2")
 def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
     """``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
     if not isinstance(axis, list):
@@ -195,7 +194,7 @@ def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
     return jnp.flip(tensor, tuple(over))
 
 
-@OPS.add()
+@public.add()
 def reverse_sequence(
     input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
     seq_lengths: rt.TensorLike,
@@ -233,7 +232,7 @@ def _gather_op(params: Array, indices: Array, axis: Static, name: str | None = N
     return jnp.take(params, inside(indices, jnp.shape(params)[axis]), axis=axis, mode="fill")
 
 
-@OPS.add()
+@public.add()
 def gather(
     params: rt.TensorLike,
     indices: rt.TensorLike,
@@ -277,7 +276,7 @@ def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Arr
     return params.at[places].get(mode="fill")
 
 
-@OPS.add()
+@public.add()
 def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """The slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
 
@@ -298,7 +297,7 @@ def _scatter_nd_op(indices: Array, updates: Array, shape: Static, name: str | No
     return jnp.zeros(shape, jnp.result_type(updates)).at[places].add(updates, mode="drop")
 
 
-@OPS.add()
+@public.add()
 def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:
     """Zeros of ``shape`` with ``updates`` added at ``indices``, except those that the step computes and lie outside.
 
@@ -332,7 +331,7 @@ def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, wh
             check_known(column, size, what)
 
 
-@OPS.op("Select", "select", "where")
+@public.op("Select", "select", "where")
 def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Array:
     """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y it has no static shape: refused."""
     if x is None or y is None:
@@ -363,7 +362,7 @@ def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
     return jnp.argsort(x).astype(jnp.result_type(x))
 
 
-@OPS.add()
+@public.add()
 def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """``jax.numpy.argsort`` of a permutation; of what else the step computes, it is just that.
 
@@ -377,7 +376,7 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     return _invert_permutation_op(x, name)
 
 
-@OPS.add()
+@public.add()
 def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[rt.Tensor]:
     """``jax.numpy.meshgrid``."""
     return list(_meshgrid_op(list(args), indexing, name))

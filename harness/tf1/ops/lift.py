@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import runtime as rt
+from harness.tf1.names.table import add_names
 from harness.tf1.ops.dtypes import as_dtype, to_array
 from harness.tf1.ops.shapes import ShapeLike
 from harness.tf1.ops.static import Deferred, fill_deferred, known_on_host, static
@@ -128,11 +129,19 @@ def op(kind: str, takes: str = "") -> Lift:
     return decorate
 
 
-class Names(dict[str, Any]):
-    """What a module defines, by TensorFlow's names."""
+class Public:
+    """Adds what one module makes to the table of names.
+
+    Args:
+        namespace: such as "tf.nn".
+        heading: the heading of docs/tf1.md, for names of ``tf`` itself.
+    """
+
+    def __init__(self, namespace: str = "tf", heading: str = "") -> None:
+        self._namespace, self._heading = namespace, heading
 
     def op(self, kind: str, *names: str, takes: str = "") -> Lift:
-        """Lifts a JAX function as ``op`` does, and adds it under ``names``; under its own if none is given."""
+        """Lifts a JAX function as ``op`` does, and adds the result under ``names``, or under the function's own."""
 
         def decorate(fn: Function) -> Function:
             fn.__name__ = fn.__qualname__ = names[0] if names else fn.__name__
@@ -141,13 +150,17 @@ class Names(dict[str, Any]):
         return decorate
 
     def add(self, *names: str) -> Callable[[_Defined], _Defined]:
-        """Adds a function or a class as it is under ``names``; under its own if none is given."""
+        """Adds a function or a class as it is under ``names``, or under its own."""
 
         def decorate(defined: _Defined) -> _Defined:
             self.update(dict.fromkeys(names or (defined.__name__,), defined))
             return defined
 
         return decorate
+
+    def update(self, names: Mapping[str, Any]) -> None:
+        """Adds several names."""
+        add_names(self._namespace, names, self._heading)
 
 
 def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None = None, takes: str = "") -> Function:

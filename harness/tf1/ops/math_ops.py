@@ -12,12 +12,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import runtime as rt
+from harness.tf1.names.table import TABLE
 from harness.tf1.ops.dtypes import as_dtype
 from harness.tf1.ops.indices import check_known, inside, literal
-from harness.tf1.ops.lift import Array, Arrays, Function, Names, Static, Type, either, from_table, op, operand
+from harness.tf1.ops.lift import Array, Arrays, Function, Public, Static, Type, either, from_table, op, operand
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Arithmetic")
 
 
 def _div(x: Array, y: Array) -> Array:
@@ -139,8 +139,8 @@ _BINARY: dict[str, tuple[str, Function, str]] = {
     "truncatemod": ("TruncateMod", jnp.fmod, "int float"),
 }
 
-OPS |= {name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()}
-OPS |= {name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()}
+public.update({name: from_table(kind, fn, "x", name, takes) for name, (kind, fn, takes) in _UNARY.items()})
+public.update({name: from_table(kind, fn, "x y", name, takes) for name, (kind, fn, takes) in _BINARY.items()})
 
 
 # -- reductions ----------------------------------------------------------------------------------------------------
@@ -229,10 +229,10 @@ def _reduction(shown: str, kind: str, fn: Function, takes: str) -> Function:
     return op(kind, takes)(reduce)
 
 
-OPS |= {name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()}
+public.update({name: _reduction(name, kind, fn, takes) for name, (kind, fn, takes) in _REDUCTIONS.items()})
 
 
-@OPS.op("count_nonzero", takes="int float complex bool")
+@public.op("count_nonzero", takes="int float complex bool")
 def count_nonzero(
     input_tensor: Array,
     axis: Static = None,
@@ -266,7 +266,7 @@ def _place_of(kind: str, *names: str, low: bool) -> None:
 
     place.__doc__ = f"``jax.numpy.{fn.__name__}`` that passes over NaN, over axis 0 by default; int64 by default."
     place.__name__ = place.__qualname__ = names[0]
-    OPS.op(kind, *names, takes="int float bool")(place)
+    public.op(kind, *names, takes="int float bool")(place)
 
 
 _place_of("ArgMax", "argmax", "arg_max", low=False)
@@ -282,7 +282,7 @@ def _cumulate(fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool,
     return jnp.flip(x, axis) if reverse else x
 
 
-@OPS.op("Cumsum", "cumsum", takes=_NUMBER)
+@public.op("Cumsum", "cumsum", takes=_NUMBER)
 def _cumsum(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Array:
@@ -290,7 +290,7 @@ def _cumsum(
     return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
 
 
-@OPS.op("Cumprod", "cumprod", takes=_NUMBER)
+@public.op("Cumprod", "cumprod", takes=_NUMBER)
 def _cumprod(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Array:
@@ -307,7 +307,7 @@ def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
     return (jnp.real(x) if real and dtype != np.bool_ else jnp.asarray(x)).astype(dtype)
 
 
-@OPS.add("cast")
+@public.add("cast")
 def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Tensor:
     """``x`` as ``dtype``, fractions cut off; ``x`` itself when it has that dtype."""
     value = operand(x)
@@ -316,7 +316,7 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Ten
     return _cast_op(value, dtype, name)
 
 
-@OPS.op("saturate_cast", "saturate_cast")
+@public.op("saturate_cast", "saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
     """``value`` as ``dtype``, limited to what that can hold."""
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
@@ -341,7 +341,7 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
     return rounded
 
 
-@OPS.op("Bitcast", "bitcast")
+@public.op("Bitcast", "bitcast")
 def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noqa: A002
     """``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
@@ -359,7 +359,7 @@ def _caster(shown: str, label: str, dtype: str) -> Function:
 # -- matrices ------------------------------------------------------------------------------------------------------
 
 
-@OPS.op("MatMul", "matmul", takes=_NUMBER)
+@public.op("MatMul", "matmul", takes=_NUMBER)
 def _matmul(
     a: Array,
     b: Array,
@@ -385,19 +385,19 @@ def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
     return jnp.conj(turned) if adjoint else turned
 
 
-@OPS.op("BatchMatMul", "batch_matmul")
+@public.op("BatchMatMul", "batch_matmul")
 def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Array:
     """``jax.numpy.matmul`` of the last two axes."""
     return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
 
 
-@OPS.op("Tensordot", "tensordot")
+@public.op("Tensordot", "tensordot")
 def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Array:
     """``jax.numpy.tensordot``."""
     return jnp.tensordot(a, b, axes)
 
 
-@OPS.add("einsum")
+@public.add("einsum")
 def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> rt.Tensor:
     """``jax.numpy.einsum``."""
     return _einsum_op(list(inputs), equation, name)
@@ -408,7 +408,7 @@ def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Arr
     return jnp.einsum(equation, *inputs)
 
 
-@OPS.op("AddN", "accumulate_n", "add_n", takes=_NUMBER)
+@public.op("AddN", "accumulate_n", "add_n", takes=_NUMBER)
 def _add_n(inputs: Arrays, name: str | None = None) -> Array:
     """The sum of a list of tensors of one shape."""
     if len({jnp.shape(i) for i in inputs}) != 1:
@@ -416,7 +416,7 @@ def _add_n(inputs: Arrays, name: str | None = None) -> Array:
     return sum(inputs[1:], start=jnp.asarray(inputs[0]))
 
 
-@OPS.add()
+@public.add()
 def confusion_matrix(
     labels: rt.TensorLike,
     predictions: rt.TensorLike,
@@ -437,7 +437,8 @@ def confusion_matrix(
         num_classes = max(int(each.max(initial=-1)) for each in known if each is not None) + 1
     checks = []
     for what, values in (("labels", labels), ("predictions", predictions)):
-        within = OPS["logical_and"](OPS["greater_equal"](values, 0), OPS["less"](values, num_classes))
+        tf = TABLE["tf"]
+        within = tf["logical_and"](tf["greater_equal"](values, 0), tf["less"](values, num_classes))
         checks.append(rt.check(within, f"{what} are classes in [0, {num_classes}): ", [operand(values)]))
     with rt.control_dependencies(checks):
         return _confusion(labels, predictions, 1 if weights is None else weights, num_classes, dtype, name)
@@ -458,7 +459,7 @@ def _confusion(
     return jnp.zeros((classes, classes), dtype).at[labels, predictions].add(added)
 
 
-@OPS.op("Cross", "cross")
+@public.op("Cross", "cross")
 def _cross(a: Array, b: Array, name: str | None = None) -> Array:
     """``jax.numpy.cross``."""
     if {jnp.shape(v)[-1:] for v in (a, b)} != {(3,)}:
@@ -466,7 +467,7 @@ def _cross(a: Array, b: Array, name: str | None = None) -> Array:
     return jnp.cross(a, b)
 
 
-@OPS.op("norm", "norm", takes="float complex")
+@public.op("norm", "norm", takes="float complex")
 def _norm(
     tensor: Array,
     ord: Any = "euclidean",  # noqa: A002
@@ -501,13 +502,13 @@ def _norm(
     return found if keep_dims or keepdims else jnp.squeeze(found, over)
 
 
-@OPS.op("Complex", "complex", takes="float")
+@public.op("Complex", "complex", takes="float")
 def _complex(real: Array, imag: Array, name: str | None = None) -> Array:
     """``jax.lax.complex``."""
     return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
 
 
-@OPS.op("Trace", "trace")
+@public.op("Trace", "trace")
 def _trace(x: Array, name: str | None = None) -> Array:
     """``jax.numpy.trace`` of the last two axes."""
     return jnp.trace(x, axis1=-2, axis2=-1)
@@ -520,7 +521,7 @@ def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name:
     return jax.ops.segment_sum(rows, ids, num_segments)
 
 
-@OPS.add("unsorted_segment_sum")
+@public.add("unsorted_segment_sum")
 def _unsorted_segment_sum(
     data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
 ) -> rt.Tensor:
@@ -534,19 +535,21 @@ def _unsorted_segment_sum(
     return _segment_sum_op(data, segment_ids, num_segments, name)
 
 
-OPS |= {
-    "complex_abs": OPS["abs"],
-    "imag": from_table("Imag", jnp.imag, "input", "imag", _NUMBER),
-    "inv": OPS["reciprocal"],
-    "mul": OPS["multiply"],
-    "neg": OPS["negative"],
-    "real": from_table("Real", jnp.real, "input", "real", _NUMBER),
-    "realdiv": OPS["truediv"],
-    "scalar_mul": from_table("Mul", _scaled, "scalar x", "scalar_mul", _NUMBER),
-    "sub": OPS["subtract"],
-    "to_bfloat16": _caster("to_bfloat16", "ToBFloat16", "bfloat16"),
-    "to_double": _caster("to_double", "ToDouble", "float64"),
-    "to_float": _caster("to_float", "ToFloat", "float32"),
-    "to_int32": _caster("to_int32", "ToInt32", "int32"),
-    "to_int64": _caster("to_int64", "ToInt64", "int64"),
-}
+public.update(
+    {
+        "complex_abs": TABLE["tf"]["abs"],
+        "imag": from_table("Imag", jnp.imag, "input", "imag", _NUMBER),
+        "inv": TABLE["tf"]["reciprocal"],
+        "mul": TABLE["tf"]["multiply"],
+        "neg": TABLE["tf"]["negative"],
+        "real": from_table("Real", jnp.real, "input", "real", _NUMBER),
+        "realdiv": TABLE["tf"]["truediv"],
+        "scalar_mul": from_table("Mul", _scaled, "scalar x", "scalar_mul", _NUMBER),
+        "sub": TABLE["tf"]["subtract"],
+        "to_bfloat16": _caster("to_bfloat16", "ToBFloat16", "bfloat16"),
+        "to_double": _caster("to_double", "ToDouble", "float64"),
+        "to_float": _caster("to_float", "ToFloat", "float32"),
+        "to_int32": _caster("to_int32", "ToInt32", "int32"),
+        "to_int64": _caster("to_int64", "ToInt64", "int64"),
+    }
+)

@@ -9,13 +9,12 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 from harness.tf1.ops.static import known_on_host
 from harness.tf1.ops.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, python_call
 
-OPS = Names()
-"""TensorFlow's name -> the function."""
+public = Public("tf", "Others")
 
 Shape = Sequence[int | None] | None
 
@@ -80,7 +79,7 @@ def _given(value: object, dtype: np.dtype[Any]) -> object:
     return array
 
 
-@OPS.add()
+@public.add()
 def py_func(
     func: Callable[..., object],
     inp: Sequence[rt.TensorLike],

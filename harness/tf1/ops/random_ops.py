@@ -12,11 +12,10 @@ from jax.typing import DTypeLike
 import runtime as rt
 from harness.tf1.ops.array_ops import as_sizes
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Array, Names, Static, Type, op
+from harness.tf1.ops.lift import Array, Public, Static, Type, op
 from harness.tf1.ops.shapes import ShapeLike
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Random tensors")
 
 
 def _key(seed: int | None, name: str | None, default: str) -> rt.Tensor:
@@ -44,7 +43,7 @@ def _normal(shown: str, kind: str, described: str, draw: Callable[..., Array]) -
 
     random.__name__ = random.__qualname__ = shown
     random.__doc__ = described
-    return OPS.add(shown)(random)
+    return public.add(shown)(random)
 
 
 random_normal = _normal(
@@ -65,7 +64,7 @@ def _uniform(key: Array, minval: Array, maxval: Array, shape: Static, dtype: Typ
     return jax.random.uniform(key, as_sizes(shape), dtype, minval, maxval)
 
 
-@OPS.add()
+@public.add()
 def random_uniform(
     shape: ShapeLike,
     minval: rt.TensorLike = 0,
@@ -90,7 +89,7 @@ def _shuffle(key: Array, value: Array, name: str | None = None) -> Array:
     return jax.random.permutation(key, value)
 
 
-@OPS.add()
+@public.add()
 def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
     """``jax.random.permutation`` of the rows."""
     return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
@@ -104,7 +103,7 @@ def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, na
     return drawn.T.astype(dtype)
 
 
-@OPS.add()
+@public.add()
 def multinomial(
     logits: rt.TensorLike, num_samples: rt.TensorLike, seed: int | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -119,7 +118,7 @@ def _gamma(key: Array, alpha: Array, beta: Array, shape: Static, dtype: Type, na
     return jax.random.gamma(key, alpha, full, dtype) / beta
 
 
-@OPS.add()
+@public.add()
 def random_gamma(
     shape: ShapeLike,
     alpha: rt.TensorLike,
@@ -139,10 +138,10 @@ def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Ar
     return jax.lax.dynamic_slice(value, list(jax.random.randint(key, room.shape, 0, room)), size)
 
 
-@OPS.add()
+@public.add()
 def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
     """A block of ``size`` from a random place of ``value``."""
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 
 
-OPS["set_random_seed"] = rt.set_random_seed
+public.update({"set_random_seed": rt.set_random_seed})

@@ -17,11 +17,10 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.ops.affine import distance
-from harness.tf1.ops.lift import Array, Arrays, Names, Static, is_tensor, op
+from harness.tf1.ops.lift import Array, Arrays, Public, Static, is_tensor, op
 from harness.tf1.ops.static import known_while_tracing
 
-OPS = Names()
-"""TensorFlow's name -> the function."""
+public = Public("tf", "Tensors")
 
 
 @op("Slice")
@@ -67,7 +66,7 @@ def _size_unknown(what: str) -> rt.InvalidArgumentError:
     )
 
 
-@OPS.add()
+@public.add()
 def slice(  # noqa: A001
     input_: rt.TensorLike, begin: rt.TensorLike, size: rt.TensorLike, name: str | None = None
 ) -> rt.Tensor:
@@ -115,7 +114,7 @@ def _parts(vector: rt.TensorLike) -> list[rt.TensorLike]:
     return [tensor[i] for i in range(tensor.shape[0])]
 
 
-@OPS.add()
+@public.add()
 def strided_slice(
     input_: rt.TensorLike,
     begin: rt.TensorLike,

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import runtime as rt
-from harness.tf1.ops.lift import Array, Names, Static
+from harness.tf1.ops.lift import Array, Public, Static
 from harness.tf1.ops.python_ops import host_op
 from harness.tf1.ops.shapes import TensorShape
 from harness.tf1.ops.value_ops import convert_to_tensor
 from runtime.lowlevel import Array as HostArray
 from runtime.lowlevel import DType
 
-OPS = Names()
-"""TensorFlow's name -> what it is here."""
+public = Public("tf", "Examples, text and sparse tensors")
 
 
-@OPS.add()
+@public.add()
 class SparseTensorValue(NamedTuple):
     """What fetching a sparse tensor gives.
 
@@ -36,7 +35,7 @@ class SparseTensorValue(NamedTuple):
     dense_shape: HostArray
 
 
-@OPS.add()
+@public.add()
 class SparseTensor:
     """A tensor that is zero but for some values.
 
@@ -109,7 +108,7 @@ def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: o
     return dense
 
 
-@OPS.add()
+@public.add()
 def sparse_tensor_to_dense(
     sp_input: SparseTensor, default_value: object = 0, validate_indices: bool = True, name: str | None = None
 ) -> rt.Tensor:
@@ -123,7 +122,7 @@ def sparse_tensor_to_dense(
     return host_op(lambda i, v, s: to_dense(i, v, s, default), inputs, shape, kind, name, "SparseToDense")
 
 
-@OPS.op("SparseToDense", "sparse_to_dense")
+@public.op("SparseToDense", "sparse_to_dense")
 def _sparse_to_dense(
     sparse_indices: Array,
     output_shape: Static,

@@ -11,20 +11,19 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names
+from harness.tf1.ops.lift import Public
 from harness.tf1.ops.python_ops import each_string, host_op, host_ops, strings
 from harness.tf1.ops.sparse import SparseTensor, matrix_of_rows
 from harness.tf1.ops.value_ops import convert_to_tensor
 from runtime.lowlevel import Array, DType, dtype_name
 
-OPS = Names()
-"""TensorFlow's name -> what it is here."""
+public = Public("tf", "Examples, text and sparse tensors")
 
 Values = Any
 """A number, a string, or lists of them."""
 
 
-@OPS.add()
+@public.add()
 def decode_raw(
     bytes: rt.TensorLike,  # noqa: A002 - TensorFlow's name
     out_type: DTypeLike,
@@ -75,7 +74,7 @@ def _number(text: str | bytes, dtype: DType, wrong: str) -> object:
         raise rt.InvalidArgumentError(f"{wrong}: {told}") from None
 
 
-@OPS.add()
+@public.add()
 def decode_csv(
     records: rt.TensorLike,
     record_defaults: Sequence[Values],
@@ -133,7 +132,7 @@ def decode_csv(
     return list(host_ops(decode, [lines], [(lines.shape, d) for _, d in defaults], name, "DecodeCSV"))
 
 
-@OPS.add()
+@public.add()
 def string_to_number(
     string_tensor: rt.TensorLike, out_type: DTypeLike = np.float32, name: str | None = None
 ) -> rt.Tensor:
@@ -152,7 +151,7 @@ def string_to_number(
     return host_op(numbers, [texts], texts.shape, dtype, name, "StringToNumber")
 
 
-@OPS.add()
+@public.add()
 def string_join(inputs: Sequence[rt.TensorLike], separator: str = "", name: str | None = None) -> rt.Tensor:
     """Strings of the same places put together; one alone is put together with each."""
     tensors = [convert_to_tensor(each) for each in inputs]
@@ -166,7 +165,7 @@ def string_join(inputs: Sequence[rt.TensorLike], separator: str = "", name: str 
     return host_op(join, tensors, shape, object, name, "StringJoin")
 
 
-@OPS.add()
+@public.add()
 def string_split(
     source: rt.TensorLike, delimiter: str = " ", skip_empty: bool = True, name: str | None = None
 ) -> SparseTensor:
@@ -187,7 +186,7 @@ def string_split(
     return SparseTensor(*host_ops(split, [source], outputs, name, "StringSplit"))
 
 
-@OPS.add()
+@public.add()
 def as_string(
     input: rt.TensorLike,  # noqa: A002 - TensorFlow's name
     precision: int = -1,

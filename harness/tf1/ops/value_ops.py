@@ -6,21 +6,20 @@ from jax.typing import DTypeLike
 
 import runtime as rt
 from harness.tf1.ops.dtypes import as_dtype
-from harness.tf1.ops.lift import Names, constant, holds_tensors, is_tensor, operand
+from harness.tf1.ops.lift import Public, constant, holds_tensors, is_tensor, operand
 from harness.tf1.ops.shapes import ShapeLike, TensorShape
 from harness.tf1.ops.static import static_number
 
-OPS = Names()
-"""TensorFlow's name -> what it is here, for all that this module defines."""
+public = Public("tf", "Tensors")
 
 
-@OPS.add()
+@public.add()
 def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """The same value on the current device."""
     return rt.identity(constant(input), name)
 
 
-@OPS.add()
+@public.add()
 def convert_to_tensor(
     value: rt.TensorLike,
     dtype: DTypeLike | None = None,
@@ -40,7 +39,7 @@ def convert_to_tensor(
     return tensor
 
 
-@OPS.add()
+@public.add()
 def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> rt.Tensor:
     """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
     sizes = None if shape is None else static_number(shape, "the shape")
@@ -48,7 +47,7 @@ def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | No
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
 
 
-@OPS.add()
+@public.add()
 def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
     """A tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
@@ -58,4 +57,4 @@ def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str |
     return tensor
 
 
-OPS["constant"] = constant
+public.update({"constant": constant})

@@ -17,6 +17,7 @@ import harness.tf1 as tf
 import runtime as rt
 from harness.tensorboard import summary as tensorboard_summary
 from harness.tf1.names.missing import INSTEAD, THE_REST, Namespace
+from harness.tf1.names.table import HEADINGS, TABLE
 from harness.tf1.ops import dtypes
 
 _SENTENCE = re.compile(r"(?:``.*?``|[^.:`]|[.:](?=\S))*")  # up to a stop that is not within code
@@ -26,7 +27,10 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 
 def page() -> str:
     """The generated part of the page, in Markdown."""
-    parts = [_table(title, ((f"tf.{n}", v) for n, v in sorted(names.items()))) for title, names in tf.GROUPS.items()]
+    parts = []
+    for heading in sorted(set(HEADINGS.values())):
+        names = sorted(name for name, its in HEADINGS.items() if its == heading)
+        parts.append(_table(heading, ((f"tf.{name}", TABLE["tf"][name]) for name in names)))
     parts.append("## Data types\n\n" + ", ".join(f"`tf.{n}`" for n in sorted(dtypes.DTYPES)) + "\n")
     for namespace in tf.NAMESPACES:
         module = getattr(tf, namespace)
@@ -42,7 +46,7 @@ def page() -> str:
 
 def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:
     """The names of a module of ``tf`` in full, and what they are."""
-    if hasattr(module, "NAMES") or isinstance(module, Namespace):
+    if "__dir__" in vars(module):
         names = sorted(dir(module))
     else:
         names = sorted(n for n in vars(module) if not n.startswith("_") and n not in _NOT_NAMES)

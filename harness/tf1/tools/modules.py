@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import harness.tf1 as tf
-from harness.tf1.names.missing import Namespace, absent, advice
+from harness.tf1.names.missing import absent, advice
+from harness.tf1.names.table import TABLE
 
 ROOT = "tensorflow"
 
@@ -96,7 +97,7 @@ def _answering(full: str) -> list[Any]:
         first = [parts[-1]] if parts[-1] in tf.NAMESPACES else []
         return [_ours(name) for name in (*first, *_EVERYWHERE)]
     if parts[0] == "contrib":
-        return [_ours("contrib")] if len(parts) == 1 else [m for m in [_ours("contrib").NAMES.get(parts[1])] if m]
+        return [_ours("contrib")] if len(parts) == 1 else [m for m in [TABLE["tf.contrib"].get(parts[1])] if m]
     return [_ours(parts[0])] if parts[0] in tf.NAMESPACES else []
 
 
@@ -106,7 +107,7 @@ def _ours(name: str) -> Any:
 
 def _names(module: Any) -> Sequence[str]:
     """TensorFlow's names in a module of ours, without what it has imported for itself."""
-    if hasattr(module, "NAMES") or isinstance(module, Namespace):
+    if "__dir__" in vars(module):
         return dir(module)
     return [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, types.ModuleType)]
 

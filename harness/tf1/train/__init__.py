@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any, NoReturn
 
@@ -10,10 +9,11 @@ import runtime as rt
 from harness import exit_codes
 from harness.tf1.graph.config import apply as _apply
 from harness.tf1.graph.framework import write_graph
-from harness.tf1.inputs.batching import OPS as _INPUTS
-from harness.tf1.names.missing import absent
-from harness.tf1.train.decays import OPS as _DECAYS
-from harness.tf1.train.optimizers import OPS as _OPTIMIZERS
+from harness.tf1.inputs import batching as _batching  # noqa: F401 - adds names to the table
+from harness.tf1.names.missing import namespace
+from harness.tf1.names.table import Later, add_names
+from harness.tf1.train import decays as _decays  # noqa: F401
+from harness.tf1.train import optimizers as _optimizers  # noqa: F401
 from harness.training.start.global_step import global_step
 
 
@@ -78,7 +78,7 @@ _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatLi
 _TRAINING = "FeedFnHook FinalOpsHook GlobalStepWaiterHook ProfilerHook SessionManager SingularMonitoredSession"
 _RUNNERS = "QueueRunner add_queue_runner start_queue_runners"
 
-LAZY: dict[str, str] = {
+_LATER = {
     **{name: f"harness.{name}" for name in _HARNESS.split()},
     **{name: f"harness.tf1.train.training.{name}" for name in _TRAINING.split()},
     **{name: f"harness.tf1.inputs.queue_runner.{name}" for name in _RUNNERS.split()},
@@ -97,12 +97,9 @@ LAZY: dict[str, str] = {
     "load_checkpoint": "harness.tf1.train.saver.CheckpointReader",
     "match_filenames_once": "harness.tf1.inputs.readers.match_filenames_once",
 }
-"""TensorFlow's name -> where it is found when it is first used: a worker does not import what it does not use."""
+"""TensorFlow's name -> where it is found when it is first used."""
 
-NAMES: dict[str, Any] = {
-    **_DECAYS,
-    **_INPUTS,
-    **_OPTIMIZERS,
+_HERE = {
     "ClusterDef": rt.lowlevel.ClusterDef,
     "JobDef": rt.lowlevel.JobDef,
     "Server": Server,
@@ -111,19 +108,6 @@ NAMES: dict[str, Any] = {
     "replica_device_setter": rt.replica_device_setter,
     "write_graph": write_graph,
 }
-"""TensorFlow's name -> what this module gives for it at once."""
+add_names("tf.train", {name: Later(path) for name, path in _LATER.items()} | _HERE)
 
-
-def __getattr__(name: str) -> Any:
-    if name in NAMES:
-        return NAMES[name]
-    if name.startswith("__") or name not in LAZY:
-        raise AttributeError(name) if name.startswith("__") else absent("tf.train", name)
-    module, _, attribute = LAZY[name].rpartition(".")
-    value = getattr(importlib.import_module(module), attribute)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*NAMES, *LAZY])
+__getattr__, __dir__ = namespace("tf.train")

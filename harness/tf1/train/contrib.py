@@ -19,25 +19,23 @@ from harness.tf1.graph.initializers import (
 )
 from harness.tf1.graph.scopes import get_variable
 from harness.tf1.graph.variables import Variable, model_variables
-from harness.tf1.inputs import data as _data
+from harness.tf1.inputs import data as _data  # noqa: F401 - adds names that tf.contrib.data has too
 from harness.tf1.inputs.batching import prefetch_queue
 from harness.tf1.layers import layers as _layers
 from harness.tf1.layers import losses as _losses
 from harness.tf1.layers import nn_ops
-from harness.tf1.layers.metrics import STREAMING as _METRICS
-from harness.tf1.layers.rnn import OPS as _RNN
-from harness.tf1.layers.rnn_cells import OPS as _CELLS
+from harness.tf1.layers.metrics import STREAMING
+from harness.tf1.layers.rnn import static_rnn
 from harness.tf1.names.missing import Namespace, namespace
+from harness.tf1.names.table import HEADINGS, TABLE, add_names
 from harness.tf1.ops.array_ops import one_hot
-from harness.tf1.ops.lift import Array, Names, op
+from harness.tf1.ops.lift import Array, Public, op
 from harness.tf1.train import summary as _summary
 from harness.training.start.global_step import create_global_step, get_global_step, get_or_create_global_step
 from runtime import concurrency
 
-_LAYERS = Names()
-"""TensorFlow's name in ``tf.contrib.layers``, and in slim -> what it is here."""
-_FRAMEWORK = Names()
-"""The same for ``tf.contrib.framework``."""
+_layers_names = Public("tf.contrib.layers")
+_framework_names = Public("tf.contrib.framework")
 
 Regularizer = Callable[[Any], Any]
 Function = Any
@@ -56,25 +54,25 @@ def _l1(weights: Array, scale: float, name: str | None = None) -> Array:
     return scale * jnp.sum(jnp.abs(weights))
 
 
-@_LAYERS.add()
+@_layers_names.add()
 def l2_regularizer(scale: float, scope: str | None = None) -> Regularizer:
     """A regularizer: ``scale`` times half the sum of squares."""
     return lambda weights: _l2(weights, float(scale), name=scope)
 
 
-@_LAYERS.add()
+@_layers_names.add()
 def l1_regularizer(scale: float, scope: str | None = None) -> Regularizer:
     """A regularizer: ``scale`` times the sum of the absolute values."""
     return lambda weights: _l1(weights, float(scale), name=scope)
 
 
-@_LAYERS.add("xavier_initializer", "xavier_initializer_conv2d")
+@_layers_names.add("xavier_initializer", "xavier_initializer_conv2d")
 def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype: Any = "float32") -> Any:
     """Glorot's initializer."""
     return (glorot_uniform_initializer if uniform else glorot_normal_initializer)(seed, dtype)
 
 
-@_LAYERS.add("variance_scaling_initializer")
+@_layers_names.add("variance_scaling_initializer")
 def _variance_scaling(
     factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False, seed: int | None = None, dtype: Any = "float32"
 ) -> Any:
@@ -94,7 +92,7 @@ class _Scoped(concurrency.local):
 _scoped = _Scoped()
 
 
-@_FRAMEWORK.add()
+@_framework_names.add()
 def add_arg_scope(fn: Function) -> Function:
     """Lets ``arg_scope`` give a function arguments."""
     key = f"{fn.__module__}.{fn.__qualname__}"
@@ -107,7 +105,7 @@ def add_arg_scope(fn: Function) -> Function:
     return scoped
 
 
-@_FRAMEWORK.add()
+@_framework_names.add()
 @contextlib.contextmanager
 def arg_scope(list_ops_or_scope: Any, **kwargs: Any) -> Iterator[dict[str, dict[str, Any]]]:
     """Gives keyword arguments to every call of some functions inside.
@@ -146,12 +144,12 @@ def _normalized(value: Any, normalizer_fn: Function | None, params: Mapping[str,
     return value if activation is None else activation(value)
 
 
-@_LAYERS.add("fully_connected", "relu")
+@_layers_names.add("fully_connected", "relu")
 @add_arg_scope
 def fully_connected(
     inputs: rt.TensorLike,
     num_outputs: int,
-    activation_fn: Function = nn_ops.OPS["relu"],
+    activation_fn: Function = TABLE["tf.nn"]["relu"],
     normalizer_fn: Function | None = None,
     normalizer_params: Mapping[str, Any] | None = None,
     weights_initializer: Initializer = None,
@@ -182,7 +180,7 @@ def fully_connected(
         return _normalized(value, normalizer_fn, normalizer_params, activation_fn)
 
 
-@_LAYERS.add("conv2d", "convolution2d")
+@_layers_names.add("conv2d", "convolution2d")
 @add_arg_scope
 def convolution2d(
     inputs: rt.TensorLike,
@@ -192,7 +190,7 @@ def convolution2d(
     padding: str = "SAME",
     data_format: str | None = None,
     rate: int | Sequence[int] = 1,
-    activation_fn: Function = nn_ops.OPS["relu"],
+    activation_fn: Function = TABLE["tf.nn"]["relu"],
     normalizer_fn: Function | None = None,
     normalizer_params: Mapping[str, Any] | None = None,
     weights_initializer: Initializer = None,
@@ -252,18 +250,18 @@ def _pooling(shown: str, kind: str, default_name: str) -> None:
         scope: str | None = None,
     ) -> Any:
         layout = "channels_first" if data_format.startswith("NC") else "channels_last"
-        return _layers.OPS[kind](inputs, kernel_size, stride, padding, layout, scope or default_name)
+        return TABLE["tf.layers"][kind](inputs, kernel_size, stride, padding, layout, scope or default_name)
 
     pool.__name__ = pool.__qualname__ = default_name
     pool.__doc__ = f"``tf.layers.{kind}`` by the argument names of contrib, with a stride of 2 by default."
-    _LAYERS[shown] = add_arg_scope(pool)
+    _layers_names.update({shown: add_arg_scope(pool)})
 
 
 _pooling("avg_pool2d", "average_pooling2d", "AvgPool2D")
 _pooling("max_pool2d", "max_pooling2d", "MaxPool2D")
 
 
-@_LAYERS.add()
+@_layers_names.add()
 @add_arg_scope
 def batch_norm(
     inputs: rt.TensorLike,
@@ -316,7 +314,7 @@ def batch_norm(
     return value if activation_fn is None else activation_fn(value)
 
 
-@_LAYERS.add()
+@_layers_names.add()
 @add_arg_scope
 def dropout(
     inputs: rt.TensorLike,
@@ -331,40 +329,40 @@ def dropout(
     return _layers.dropout(inputs, 1 - keep_prob, noise_shape, seed, is_training, scope or "Dropout")
 
 
-@_LAYERS.add()
+@_layers_names.add()
 @add_arg_scope
 def flatten(inputs: rt.TensorLike, outputs_collections: object = None, scope: str | None = None) -> Any:
     """``tf.layers.flatten``."""
     return _layers.flatten(inputs, scope or "Flatten")
 
 
-@_LAYERS.add()
+@_layers_names.add()
 @add_arg_scope
 def one_hot_encoding(labels: rt.TensorLike, num_classes: int, on_value: float = 1.0, off_value: float = 0.0) -> Any:
     """``tf.one_hot``."""
     return one_hot(labels, num_classes, on_value, off_value)
 
 
-@_FRAMEWORK.add()
+@_framework_names.add()
 def assert_global_step(global_step: rt.Variable) -> None:
     """Raises TypeError for what is no scalar integer variable."""
     if not isinstance(global_step, rt.Variable) or global_step.shape != () or global_step.dtype.kind not in "iu":
         raise TypeError(f"the global step is a scalar integer variable, not {global_step!r}")
 
 
-@_FRAMEWORK.add()
+@_framework_names.add()
 def assert_or_get_global_step(graph: rt.Graph | None = None, global_step_tensor: Any = None) -> Any:
     """The global step that is given, else the graph's."""
     return get_global_step(graph) if global_step_tensor is None else global_step_tensor
 
 
-@_FRAMEWORK.add()
+@_framework_names.add()
 def local_variable(initial_value: Any, validate_shape: bool = True, name: str | None = None, **unused: Any) -> Any:
     """A variable that each session has for itself, and that is not trained."""
     return Variable(initial_value, False, [rt.GraphKeys.LOCAL_VARIABLES], validate_shape, name=name)
 
 
-@_LAYERS.add()
+@_layers_names.add()
 def linear(inputs: rt.TensorLike, num_outputs: int, *args: Any, **kwargs: Any) -> Any:
     """``fully_connected`` without an activation."""
     return fully_connected(inputs, num_outputs, None, *args, **kwargs)
@@ -377,35 +375,34 @@ def _accuracy(predictions: Array, labels: Array, weights: Array | None = None, n
     return jnp.mean(equal) if weights is None else jnp.sum(equal * weights) / jnp.sum(jnp.asarray(weights))
 
 
-_FRAMEWORK |= {
-    "create_global_step": create_global_step,
-    "get_global_step": get_global_step,
-    "get_model_variables": model_variables,
-    "get_or_create_global_step": get_or_create_global_step,
-    "get_trainable_variables": rt.trainable_variables,
-    "get_variables": rt.global_variables,
-}
+_framework_names.update(
+    {
+        "create_global_step": create_global_step,
+        "get_global_step": get_global_step,
+        "get_model_variables": model_variables,
+        "get_or_create_global_step": get_or_create_global_step,
+        "get_trainable_variables": rt.trainable_variables,
+        "get_variables": rt.global_variables,
+    }
+)
 
-NAMES: dict[str, Any] = {
-    "data": Namespace("tf.contrib.data", {**_data.NAMES, **_data.EXTRAS}),
-    "deprecated": Namespace("tf.contrib.deprecated", _summary.OPS),
-    "framework": Namespace("tf.contrib.framework", _FRAMEWORK),
-    "layers": Namespace("tf.contrib.layers", _LAYERS),
-    "losses": _losses,
-    "metrics": Namespace("tf.contrib.metrics", {**_METRICS, "accuracy": _accuracy}),
-    "rnn": Namespace("tf.contrib.rnn", _CELLS | {"static_rnn": _RNN["static_rnn"]}),
-    "slim": Namespace(
-        "tf.contrib.slim",
-        {
-            **_LAYERS,
-            **_FRAMEWORK,
-            "layers": Namespace("tf.contrib.slim.layers", _LAYERS),
-            "losses": _losses,
-            "metrics": Namespace("tf.contrib.slim.metrics", _METRICS),
-            "prefetch_queue": Namespace("tf.contrib.slim.prefetch_queue", {"prefetch_queue": prefetch_queue}),
-        },
-    ),
-}
-"""Module of ``tf.contrib`` -> what answers for it."""
+add_names("tf.contrib.data", TABLE["tf.data"] | TABLE["tf.data.experimental"])
+add_names("tf.contrib.metrics", STREAMING | {"accuracy": _accuracy})
+add_names("tf.contrib.rnn", TABLE["tf.nn.rnn_cell"] | {"static_rnn": static_rnn})
+add_names("tf.contrib.slim.layers", TABLE["tf.contrib.layers"])
+add_names("tf.contrib.slim.metrics", STREAMING)
+add_names("tf.contrib.slim.prefetch_queue", {"prefetch_queue": prefetch_queue})
+add_names(
+    "tf.contrib.slim",
+    {
+        **TABLE["tf.contrib.layers"],
+        **TABLE["tf.contrib.framework"],
+        **{name: Namespace(f"tf.contrib.slim.{name}") for name in ("layers", "metrics", "prefetch_queue")},
+        "losses": _losses,
+    },
+)
+add_names("tf.contrib.deprecated", {n: v for n, v in TABLE["tf"].items() if HEADINGS.get(n) == _summary.OLD_NAMES})
+_MODULES = ("data", "deprecated", "framework", "layers", "metrics", "rnn", "slim")
+add_names("tf.contrib", {name: Namespace(f"tf.contrib.{name}") for name in _MODULES} | {"losses": _losses})
 
-__getattr__, __dir__ = namespace("tf.contrib", NAMES)
+__getattr__, __dir__ = namespace("tf.contrib")

@@ -9,10 +9,9 @@ import numpy as np
 
 import runtime as rt
 from harness.tf1.ops.dtypes import to_array
-from harness.tf1.ops.lift import Array, Names, Static, Type, is_tensor, op
+from harness.tf1.ops.lift import Array, Public, Static, Type, is_tensor, op
 
-OPS = Names()
-"""TensorFlow's name in ``tf.train`` -> the function."""
+public = Public("tf.train")
 
 
 def _progress(global_step: Array, decay_steps: Array, staircase: bool, kind: Type) -> Array:
@@ -46,7 +45,7 @@ def _decay(shown: str, kind: str, described: str, value: Callable[[Array, Array,
         return value(_as(learning_rate, own), _as(decay_rate, own), done)
 
     decay.__doc__ = f"``{described}``, in whole steps with ``staircase``."
-    OPS.op(kind, shown)(decay)
+    public.op(kind, shown)(decay)
 
 
 _decay(
@@ -69,7 +68,7 @@ _decay(
 )
 
 
-@OPS.op("PolynomialDecay")
+@public.op("PolynomialDecay")
 def polynomial_decay(
     learning_rate: Array,
     global_step: Array,
@@ -88,7 +87,7 @@ def polynomial_decay(
     return (_as(learning_rate, kind) - end) * (1 - jnp.minimum(step, steps) / steps) ** _as(power, kind) + end
 
 
-@OPS.op("CosineDecay")
+@public.op("CosineDecay")
 def cosine_decay(
     learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array | float = 0.0, name: str | None = None
 ) -> Array:
@@ -105,7 +104,7 @@ def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: 
     return jnp.asarray(values, dtype)[place]
 
 
-@OPS.add()
+@public.add()
 def piecewise_constant(
     x: rt.TensorLike, boundaries: Sequence[rt.TensorLike], values: Sequence[rt.TensorLike], name: str | None = None
 ) -> rt.Tensor:

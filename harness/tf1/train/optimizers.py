@@ -18,14 +18,13 @@ import optax
 import runtime as rt
 from harness.coordinator import Coordinator
 from harness.optimizers import optimizer, sync_replicas
-from harness.tf1.ops.lift import Names, is_tensor
+from harness.tf1.ops.lift import Public, is_tensor
 from harness.training.run.hooks.base import SessionRunHook
 
 _T = TypeVar("_T")
 
-OPS = Names()
-"""TensorFlow's name in ``tf.train`` -> the class."""
-OPS["Optimizer"] = optimizer.Optimizer
+public = Public("tf.train")
+public.update({"Optimizer": optimizer.Optimizer})
 
 
 class _Minimize:
@@ -113,7 +112,7 @@ def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransfo
     return optax.scale(sign * float(value)), {}
 
 
-@OPS.add()
+@public.add()
 class GradientDescentOptimizer(_Optimizer):
     """``v -= learning_rate * g``: optax.sgd."""
 
@@ -122,7 +121,7 @@ class GradientDescentOptimizer(_Optimizer):
         super().__init__(rate, extra_args=extra, name=name)
 
 
-@OPS.add()
+@public.add()
 class MomentumOptimizer(_Optimizer):
     """``a = momentum * a + g; v -= learning_rate * a``: optax.trace, slot "momentum"."""
 
@@ -140,7 +139,7 @@ class MomentumOptimizer(_Optimizer):
         super().__init__(optax.chain(optax.trace(momentum, use_nesterov), rate), extra_args=extra, name=name)
 
 
-@OPS.add()
+@public.add()
 class AdagradOptimizer(_Optimizer):
     """``a += g * g; v -= learning_rate * g / sqrt(a)``: optax.scale_by_rss, slot "accumulator"."""
 
@@ -194,7 +193,7 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientT
     return optax.GradientTransformation(init, update)
 
 
-@OPS.add()
+@public.add()
 class AdamOptimizer(_Optimizer):
     """Adam, slots "m" and "v"."""
 
@@ -213,7 +212,7 @@ class AdamOptimizer(_Optimizer):
         super().__init__(optax.chain(scale_by_adam(beta1, beta2, epsilon), rate), extra_args=extra, name=name)
 
 
-@OPS.add()
+@public.add()
 class RMSPropOptimizer(_Optimizer):
     """``s = decay * s + (1 - decay) * g * g; a = momentum * a + learning_rate * g / sqrt(s + epsilon); v -= a``.
 
@@ -241,7 +240,7 @@ class RMSPropOptimizer(_Optimizer):
         )
 
 
-@OPS.add()
+@public.add()
 class AdadeltaOptimizer(_Optimizer):
     """Adadelta: optax.scale_by_adadelta."""
 
@@ -259,7 +258,7 @@ class AdadeltaOptimizer(_Optimizer):
         super().__init__(optax.chain(optax.scale_by_adadelta(rho, epsilon), rate), extra_args=extra, name=name)
 
 
-@OPS.add()
+@public.add()
 class ExponentialMovingAverage:
     """Keeps shadow variables: ``shadow = decay * shadow + (1 - decay) * variable``, one atomic update per variable.
 
@@ -351,7 +350,7 @@ def _made(item: _T | None, name: str, what: str) -> _T:
     return item
 
 
-@OPS.add("SyncReplicasOptimizer", "SyncReplicasOptimizerV2")
+@public.add("SyncReplicasOptimizer", "SyncReplicasOptimizerV2")
 class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ignore[misc]
     """``harness.SyncReplicas``: the mean of several workers' gradients, applied once; see ``docs/sync.md``.
 

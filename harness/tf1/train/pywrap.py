@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 from google.protobuf.message import Message
 from tensorboardX.proto.event_pb2 import Event
@@ -11,6 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 from harness.tf1 import train
 from harness.tf1.inputs.records import TFRecordWriter
 from harness.tf1.names.missing import namespace
+from harness.tf1.names.table import add_names
 from runtime import concurrency
 
 
@@ -47,7 +47,7 @@ class EventsWriter:
         return True
 
 
-NAMES: dict[str, Any] = {"EventsWriter": EventsWriter, "NewCheckpointReader": train.NewCheckpointReader}
-"""TensorFlow's name -> the class."""
+_FULL = "tf.python.pywrap_tensorflow"
+add_names(_FULL, {"EventsWriter": EventsWriter, "NewCheckpointReader": train.NewCheckpointReader})
 
-__getattr__, __dir__ = namespace("tf.python.pywrap_tensorflow", NAMES)
+__getattr__, __dir__ = namespace(_FULL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tensorboardX.proto import event_pb2, summary_pb2
 
@@ -11,23 +10,26 @@ import runtime as rt
 from harness.tensorboard import summary as _summary
 from harness.tensorboard.writer import FileWriterCache
 from harness.tf1.names.missing import namespace
-from harness.tf1.ops.lift import Names
+from harness.tf1.names.table import add_names
+from harness.tf1.ops.lift import Public
 from harness.tf1.train.saver import FileWriter
 
-OPS = Names()
-"""The names before 1.0, which stand in ``tf`` itself."""
+OLD_NAMES = "Summaries by their old names"
+public = Public("tf", OLD_NAMES)
 
-NAMES: dict[str, Any] = {
-    **{n: getattr(_summary, n) for n in ("audio", "histogram", "image", "merge", "merge_all", "scalar", "text")},
-    "Event": event_pb2.Event,
-    "FileWriter": FileWriter,
-    "FileWriterCache": FileWriterCache,
-    "SessionLog": event_pb2.SessionLog,
-    "Summary": summary_pb2.Summary,
-    "SummaryDescription": summary_pb2.SummaryDescription,
-    "TaggedRunMetadata": event_pb2.TaggedRunMetadata,
-}
-"""TensorFlow's name in ``tf.summary`` -> what it is here."""
+add_names(
+    "tf.summary",
+    {
+        **{n: getattr(_summary, n) for n in ("audio", "histogram", "image", "merge", "merge_all", "scalar", "text")},
+        "Event": event_pb2.Event,
+        "FileWriter": FileWriter,
+        "FileWriterCache": FileWriterCache,
+        "SessionLog": event_pb2.SessionLog,
+        "Summary": summary_pb2.Summary,
+        "SummaryDescription": summary_pb2.SummaryDescription,
+        "TaggedRunMetadata": event_pb2.TaggedRunMetadata,
+    },
+)
 
 
 def _tag(tags: object) -> str:
@@ -39,7 +41,7 @@ def _tag(tags: object) -> str:
     return tags
 
 
-@OPS.add()
+@public.add()
 def scalar_summary(
     tags: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -47,7 +49,7 @@ def scalar_summary(
     return _summary.scalar(_tag(tags), values, collections)
 
 
-@OPS.add()
+@public.add()
 def histogram_summary(
     tag: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -55,7 +57,7 @@ def histogram_summary(
     return _summary.histogram(_tag(tag), values, collections)
 
 
-@OPS.add()
+@public.add()
 def image_summary(
     tag: str | Sequence[str],
     tensor: rt.TensorLike,
@@ -67,7 +69,7 @@ def image_summary(
     return _summary.image(_tag(tag), tensor, max_images, collections)
 
 
-@OPS.add()
+@public.add()
 def audio_summary(
     tag: str | Sequence[str],
     tensor: rt.TensorLike,
@@ -80,7 +82,7 @@ def audio_summary(
     return _summary.audio(_tag(tag), tensor, sample_rate, max_outputs, collections)
 
 
-@OPS.add()
+@public.add()
 def merge_summary(
     inputs: Sequence[rt.TensorLike], collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
@@ -88,10 +90,10 @@ def merge_summary(
     return _summary.merge(inputs, collections, name)
 
 
-@OPS.add()
+@public.add()
 def merge_all_summaries(key: str = "summaries") -> rt.Tensor | None:
     """``tf.summary.merge_all``."""
     return _summary.merge_all(key)
 
 
-__getattr__, __dir__ = namespace("tf.summary", NAMES)
+__getattr__, __dir__ = namespace("tf.summary")

@@ -1,0 +1,44 @@
+"""The one table of TensorFlow's names: ``TABLE["tf.nn"]["relu"]``.
+
+The module that makes a function or class adds the name. ``harness.tf1``, ``tf.nn`` and the other namespaces answer from
+the table, and the list in docs/tf1.md is made of it.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TABLE: dict[str, dict[str, Any]] = {}
+"""Namespace, such as "tf.nn" -> TensorFlow's name in it -> the function, class or value, or ``Later``."""
+
+HEADINGS: dict[str, str] = {}
+"""Name in ``tf`` -> the heading under which docs/tf1.md lists the name."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """An object that is imported at its first use: a worker does not import what the program does not need.
+
+    Attributes:
+        path: module and name, as in "harness.tf1.train.saver.Saver".
+    """
+
+    path: str
+
+
+def add_names(namespace: str, names: Mapping[str, Any], heading: str = "") -> None:
+    """Adds rows to the table, under a heading of docs/tf1.md where they are names of ``tf`` itself."""
+    TABLE.setdefault(namespace, {}).update(names)
+    if heading:
+        HEADINGS.update(dict.fromkeys(names, heading))
+
+
+def look_up(namespace: str, name: str) -> Any:
+    """Returns what the table has for a name. Raises KeyError if there is no such row."""
+    found = TABLE[namespace][name]
+    if isinstance(found, Later):
+        found = TABLE[namespace][name] = pkgutil.resolve_name(found.path)
+    return found
