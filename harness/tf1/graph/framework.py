@@ -153,7 +153,7 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
 
 @public.add()
 def device(device_name_or_function: Any) -> contextlib.AbstractContextManager[None]:
-    """``rt.device``."""
+    """Calls ``rt.device``."""
     return rt.device(device_name_or_function)
 
 
@@ -161,7 +161,7 @@ def device(device_name_or_function: Any) -> contextlib.AbstractContextManager[No
 def name_scope(
     name: str | None, default_name: str | None = None, values: object = None
 ) -> contextlib.AbstractContextManager[str]:
-    """``rt.name_scope``; ``default_name`` where ``name`` is None."""
+    """Calls ``rt.name_scope``; ``default_name`` where ``name`` is None."""
     return rt.name_scope(default_name if name is None else name)
 
 
@@ -169,13 +169,13 @@ def name_scope(
 def op_scope(
     values: object, name: str | None, default_name: str | None = None
 ) -> contextlib.AbstractContextManager[str]:
-    """``name_scope`` with the argument order of before 1.0."""
+    """Calls ``name_scope``, with the argument order of before 1.0."""
     return name_scope(name, default_name, values)
 
 
 @public.add()
 def control_dependencies(control_inputs: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
-    """``rt.control_dependencies``."""
+    """Calls ``rt.control_dependencies``."""
     return rt.control_dependencies(control_inputs)
 
 
@@ -189,19 +189,19 @@ def colocate_with(op: object, ignore_existing: bool = False) -> Iterator[None]:
 
 @public.add()
 def add_to_collection(name: str, value: object) -> None:
-    """``Graph.add_to_collection`` of the default graph."""
+    """Calls ``Graph.add_to_collection`` of the default graph."""
     rt.get_default_graph().add_to_collection(name, value)
 
 
 @public.add()
 def get_collection(key: str, scope: str | None = None) -> list[Any]:
-    """``Graph.get_collection`` of the default graph."""
+    """Calls ``Graph.get_collection`` of the default graph."""
     return rt.get_default_graph().get_collection(key, scope)
 
 
 @public.add()
 def get_collection_ref(key: str) -> list[Any]:
-    """``Graph.get_collection_ref`` of the default graph."""
+    """Calls ``Graph.get_collection_ref`` of the default graph."""
     return rt.get_default_graph().get_collection_ref(key)
 
 
@@ -210,7 +210,7 @@ def get_collection_ref(key: str) -> list[Any]:
 
 @public.add()
 def group(*inputs: object, name: str | None = None) -> rt.Operation:
-    """``rt.group``."""
+    """Calls ``rt.group``."""
     return rt.group(*inputs, name=name)
 
 
@@ -218,7 +218,7 @@ def group(*inputs: object, name: str | None = None) -> rt.Operation:
 def tuple(
     tensors: Sequence[rt.TensorLike], name: str | None = None, control_inputs: Sequence[object] | None = None
 ) -> list[rt.Tensor | None]:  # noqa: A001
-    """The tensors, each of which is there only when all of them are."""
+    """Returns the tensors, each of which waits for all of them."""
     gate = [t for t in tensors if t is not None]
     with rt.name_scope(name or "tuple"), rt.control_dependencies([*gate, *(control_inputs or ())]):
         return [None if t is None else rt.identity(t, "control_dependency") for t in tensors]
@@ -227,14 +227,14 @@ def tuple(
 def with_dependencies(
     dependencies: Sequence[object], output_tensor: rt.TensorLike, name: str | None = None
 ) -> rt.Tensor:
-    """``output_tensor`` once the dependencies have run."""
+    """Returns ``output_tensor`` once the dependencies have run."""
     with rt.control_dependencies(dependencies):
         return rt.identity(output_tensor, name)
 
 
 @public.add()
 def stop_gradient(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
-    """``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
+    """Calls ``jax.lax.stop_gradient``; ``tf.gradients`` gives None through it."""
     return rt.lowlevel.without_derivative(rt.stop_gradient(operand(input), name=name or "StopGradient"))
 
 
@@ -249,7 +249,7 @@ def gradients(
     aggregation_method: object = None,
     stop_gradients: Any = None,
 ) -> list[Any]:
-    """``rt.gradients``: a list with one tensor, or None, for each of ``xs``; each sits with its forward operation."""
+    """Calls ``rt.gradients``: a tensor or None for each of ``xs``, beside its forward operation."""
     many = list(xs) if isinstance(xs, list | _Tuple) else [xs]
     if not many or isinstance(ys, list | _Tuple) and not ys:
         return [None] * len(many)
@@ -267,7 +267,7 @@ def Print(  # noqa: N802 - TensorFlow's name
     summarize: int | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``rt.Print``: gives ``input_`` and prints ``data`` on the task where that is used."""
+    """Calls ``rt.Print``: returns ``input_``, and prints ``data`` on the task where that is used."""
     return rt.Print(
         operand(input_),
         [constant(d) for d in data],
@@ -282,7 +282,7 @@ def Print(  # noqa: N802 - TensorFlow's name
 def Assert(  # noqa: N802
     condition: rt.TensorLike, data: Sequence[rt.TensorLike], summarize: int | None = None, name: str | None = None
 ) -> rt.Operation:
-    """``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
+    """Calls ``rt.check``: fails the step with InvalidArgumentError unless all of ``condition`` is true."""
     return _check(constant(condition), "assertion failed", data, summarize, name)
 
 
@@ -344,7 +344,7 @@ _assert_sign("assert_positive", "greater", ">")
 
 @public.add()
 def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None) -> rt.Tensor:
-    """``tensor``, when all of it is finite; else the step fails with ``message``."""
+    """Returns ``tensor``; the step fails with ``message`` unless all of ``tensor`` is finite."""
     value = operand(tensor)
     with rt.control_dependencies([rt.check(TABLE["tf"]["is_finite"](value), f"{message}: not finite: ", [value])]):
         return rt.identity(value, name or "CheckNumerics")
@@ -352,7 +352,7 @@ def check_numerics(tensor: rt.TensorLike, message: str, name: str | None = None)
 
 @public.add()
 def verify_tensor_all_finite(t: rt.TensorLike, msg: str, name: str | None = None) -> rt.Tensor:
-    """``check_numerics`` by another name."""
+    """Calls ``check_numerics``."""
     return check_numerics(t, msg, name or "VerifyFinite")
 
 

@@ -30,11 +30,11 @@ class Initializer:
     def __call__(
         self, shape: Sequence[int], dtype: DTypeLike | None = None, partition_info: object = None
     ) -> rt.Tensor:
-        """The initial value as a tensor of ``shape`` and ``dtype``."""
+        """Returns the initial value as a tensor of ``shape`` and ``dtype``."""
         return self.make(list(shape), as_dtype(self.dtype if dtype is None else dtype).dtype)
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """What an initializer defines."""
+        """Makes the initial value; each subclass does so in its way."""
         raise TypeError(f"{type(self).__name__} makes no values")
 
 
@@ -46,7 +46,7 @@ class zeros_initializer(Initializer):  # noqa: N801 - TensorFlow's name
     dtype: DTypeLike = np.float32
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         return array_ops.zeros(shape, dtype)
 
 
@@ -58,7 +58,7 @@ class ones_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         return array_ops.ones(shape, dtype)
 
 
@@ -72,7 +72,7 @@ class constant_initializer(Initializer):  # noqa: N801
     verify_shape: bool = False
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         value = to_array(self.value).astype(dtype)
         made: rt.Tensor = constant(value, dtype, shape, verify_shape=self.verify_shape)
         return made
@@ -89,7 +89,7 @@ class random_uniform_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, self.seed)
 
 
@@ -104,7 +104,7 @@ class random_normal_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         return random_ops.random_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
@@ -119,7 +119,7 @@ class truncated_normal_initializer(Initializer):  # noqa: N801
     dtype: DTypeLike = np.float32
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         return random_ops.truncated_normal(shape, self.mean, self.stddev, dtype, self.seed)
 
 
@@ -158,7 +158,7 @@ class variance_scaling_initializer(Initializer):  # noqa: N801
             )
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         variance = self.scale / max(1.0, n)
@@ -197,13 +197,13 @@ class uniform_unit_scaling_initializer(Initializer):  # noqa: N801
     full_shape: Sequence[int] | None = None
 
     def make(self, shape: list[int], dtype: rt.lowlevel.DType) -> rt.Tensor:
-        """See ``Initializer``."""
+        """Makes the initial value; see ``Initializer``."""
         limit = math.sqrt(3 / max(1.0, math.prod((self.full_shape or shape)[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, self.seed)
 
 
 def fans(shape: Sequence[int]) -> tuple[float, float]:
-    """The number of inputs and of outputs of a layer with weights of this shape, receptive field included."""
+    """Returns the number of inputs and of outputs of a layer with weights of this shape, receptive field included."""
     if len(shape) < 2:
         n = float(shape[0]) if shape else 1.0
         return n, n

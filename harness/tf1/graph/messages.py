@@ -49,7 +49,7 @@ class Timeline:
         self._step_stats = step_stats
 
     def generate_chrome_trace_format(self, show_dataflow: bool = True, show_memory: bool = False) -> str:
-        """The trace as JSON text, empty where nothing ran. What is moved is always shown, memory never."""
+        """Returns the trace as JSON text, empty where nothing ran. Transfers are always shown, memory never."""
         if not self._step_stats.dev_stats:
             return json.dumps({"traceEvents": []})
         return json.dumps(chrome_trace(SimpleNamespace(step_stats=self._step_stats)))  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ class DeviceAttributes:
 
 
 def list_local_devices(session_config: object = None) -> list[DeviceAttributes]:
-    """The devices that JAX has in this process."""
+    """Returns the devices that JAX has in this process."""
     found = []
     for device in jax.local_devices():
         kind = "GPU" if device.platform in ("gpu", "cuda", "rocm") else device.platform.upper()

@@ -54,7 +54,7 @@ class VariableScope:
     custom_getter: Callable[..., Any] | None = None
 
     def reuse_variables(self) -> None:
-        """From here on in this scope variables are found, not made."""
+        """Finds variables in this scope from here on, and makes none."""
         self.reuse = True
 
     def set_initializer(self, initializer: Any) -> None:
@@ -66,16 +66,16 @@ class VariableScope:
         self.regularizer = regularizer
 
     def get_variable(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """``tf.get_variable`` in this scope."""
+        """Calls ``tf.get_variable`` in this scope."""
         with _current(self):
             return get_variable(name, *args, **kwargs)
 
     def global_variables(self) -> list[Any]:
-        """The global variables made in this scope."""
+        """Returns the global variables made in this scope."""
         return _in_scope(rt.GraphKeys.GLOBAL_VARIABLES, self.name)
 
     def trainable_variables(self) -> list[Any]:
-        """The trainable variables made in this scope."""
+        """Returns the trainable variables made in this scope."""
         return _in_scope(rt.GraphKeys.TRAINABLE_VARIABLES, self.name)
 
 
@@ -105,7 +105,7 @@ _threads = _OfThread()
 
 
 def _opened() -> dict[str, int]:
-    """How often each variable scope of the default graph was opened by this thread, by its full name.
+    """Counts how often this thread has opened each variable scope of the default graph, by full name.
 
     Default names are numbered by it. Leaving a scope forgets those below it, so that a model built a second time, in
     the same scope opened again, finds its layers under the names that they had.
@@ -118,7 +118,7 @@ _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDicti
 
 @public.add()
 def get_variable_scope() -> VariableScope:
-    """The open variable scope; at the top one without a name."""
+    """Returns the open variable scope; at the top the one without a name."""
     graph = rt.get_default_graph()
     for of, scope in reversed(_threads.scopes):
         if of is graph:
@@ -203,7 +203,7 @@ def variable_scope(
 
 
 def _named(name: str) -> Any:
-    """The name scope of a variable scope; one without a name stays in the name scope that is open."""
+    """Returns the name scope of a variable scope; one without a name stays in the name scope that is open."""
     if name:
         return rt.name_scope(name)
     scope = rt.get_default_graph().get_name_scope()
@@ -232,7 +232,7 @@ def _numbered(name: str, again: bool) -> Iterator[None]:
 
 
 def _unique(prefix: str, name: str) -> str:
-    """``name``, with the first number that makes it the name of a scope that is not counted."""
+    """Returns ``name``, with the first number that makes it the name of a scope that is not counted."""
     counts = _opened()
     candidate, number = name, 0
     while counts.get(prefix + candidate, 0):
@@ -245,7 +245,7 @@ def _unique(prefix: str, name: str) -> str:
 def variable_op_scope(
     values: rt.TensorLike, name_or_scope: Any, default_name: str | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """``variable_scope`` with the argument order of before 1.0."""
+    """Calls ``variable_scope``, with the argument order of before 1.0."""
     return variable_scope(name_or_scope, default_name, values, *args, **kwargs)
 
 
@@ -304,7 +304,7 @@ def get_variable(
 
 @public.add()
 def get_local_variable(name: str, *args: Any, **kwargs: Any) -> Any:
-    """``get_variable`` of a variable that each session has for itself; its arguments, but for the collections."""
+    """Calls ``get_variable`` for a variable of which each session has a copy; collections are not taken."""
     collections = [*(kwargs.pop("collections", None) or ()), rt.GraphKeys.LOCAL_VARIABLES]
     return get_variable(name, *args, **(kwargs | {"collections": collections, "trainable": False}))
 

@@ -17,19 +17,19 @@ def _gpus() -> list[str]:
 
 @public.add("is_built_with_cuda", "is_gpu_available")
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: object = None) -> bool:
-    """Whether JAX has a GPU in this process."""
+    """Returns True if JAX has a GPU in this process."""
     return bool(_gpus())
 
 
 @public.add()
 def gpu_device_name() -> str:
-    """The name of the first GPU, or "" when there is none."""
+    """Returns the name of the first GPU, or "" when there is none."""
     return next(iter(_gpus()), "")
 
 
 @public.add()
 def get_temp_dir() -> str:
-    """A directory for temporary files."""
+    """Returns a directory for temporary files."""
     return tempfile.gettempdir()
 
 

@@ -96,7 +96,7 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
         return super().assign_sub(_as(delta, self), _name(use_locking, name))
 
     def load(self, value: rt.TensorLike, session: rt.Session | None = None) -> None:
-        """Gives it a value in ``session`` or the default session, without adding to the graph."""
+        """Assigns a value in ``session`` or the default session, without adding to the graph."""
         chosen = session or rt.get_default_session()
         if chosen is None:
             raise ValueError(f"loading {self.name!r} needs a session: give one, or use 'with tf.Session():'")
@@ -104,12 +104,12 @@ class Variable(rt.Variable, metaclass=_AnyVariable):
 
 
 def _name(use_locking: object, name: str | None) -> str | None:
-    """Rt's own callers give the name second, TensorFlow's a bool."""
+    """Returns the name: callers of ``rt`` give it second, callers of TensorFlow give a bool there."""
     return use_locking if isinstance(use_locking, str) else name
 
 
 def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
-    """A literal by the variable's dtype. Raises TypeError for a tensor of another one."""
+    """Returns a literal by the variable's dtype. Raises TypeError for a tensor of another one."""
     if is_tensor(value) and value.dtype != variable.dtype:
         names = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
         raise TypeError(f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use tf.cast")
@@ -123,19 +123,19 @@ def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
 def assign(
     ref: Any, value: rt.TensorLike, validate_shape: object = None, use_locking: object = None, name: str | None = None
 ) -> Any:
-    """``ref.assign(value)``."""
+    """Returns ``ref.assign(value)``."""
     return rt.assign(ref, _as(value, ref), name)
 
 
 @public.add()
 def assign_add(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
-    """``ref.assign_add(value)``: atomic, on the variable's task."""
+    """Returns ``ref.assign_add(value)``: atomic, on the variable's task."""
     return rt.assign_add(ref, _as(value, ref), name)
 
 
 @public.add()
 def assign_sub(ref: Any, value: rt.TensorLike, use_locking: object = None, name: str | None = None) -> Any:
-    """``ref.assign_sub(value)``: atomic, on the variable's task."""
+    """Returns ``ref.assign_sub(value)``: atomic, on the variable's task."""
     return rt.assign_sub(ref, _as(value, ref), name)
 
 
@@ -173,25 +173,25 @@ def _index(indices: rt.TensorLike) -> Any:
 
 @public.add("initialize_variables", "variables_initializer")
 def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
-    """One operation that initialises ``var_list``."""
+    """Returns one operation that initialises ``var_list``."""
     return rt.variables_initializer(list(var_list), name)
 
 
 @public.add()
 def moving_average_variables() -> list[Any]:
-    """The variables that have a moving average."""
+    """Returns the variables that have a moving average."""
     return rt.get_default_graph().get_collection("moving_average_variables")
 
 
 @public.add()
 def model_variables() -> list[Any]:
-    """The variables of the collection "model_variables"."""
+    """Returns the variables of the collection "model_variables"."""
     return rt.get_default_graph().get_collection("model_variables")
 
 
 @public.add("initialize_all_tables", "tables_initializer")
 def no_tables(name: str | None = "init_all_tables") -> rt.Operation:
-    """An operation that does nothing: there are no lookup tables to initialise."""
+    """Returns an operation that does nothing: there are no lookup tables to initialise."""
     return rt.no_op(name)
 
 

@@ -27,7 +27,7 @@ Queue = FIFOQueue | RandomShuffleQueue
 
 
 def _shape(tensor: rt.Tensor, what: str) -> list[int]:
-    """The static shape, which a queue needs of what it holds."""
+    """Returns the static shape, which a queue needs."""
     if tensor.shape is None or None in tensor.shape:
         raise ValueError(f"{what}: the shape of {tensor.name!r} must be known, and it is {tensor.shape}")
     return [int(size or 0) for size in tensor.shape]
@@ -46,7 +46,7 @@ def input_producer(
     name: str | None = None,
     cancel_op: rt.Operation | None = None,
 ) -> FIFOQueue:
-    """A queue that a queue runner fills with the rows of a tensor again and again.
+    """Returns a queue that a queue runner fills with the rows of a tensor again and again.
 
     Args:
         input_tensor: [n, ...].
@@ -88,7 +88,7 @@ def string_input_producer(
     name: str | None = None,
     cancel_op: rt.Operation | None = None,
 ) -> FIFOQueue:
-    """``input_producer`` of strings, such as the names of files. The order is drawn once, as the graph is built.
+    """Calls ``input_producer`` for strings, such as file names. The order is drawn once, as the graph is built.
 
     Raises:
         ValueError: there are no strings.
@@ -113,7 +113,7 @@ def range_input_producer(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> FIFOQueue:
-    """``input_producer`` of the numbers from 0 to ``limit - 1``, int32."""
+    """Calls ``input_producer`` for the numbers from 0 to ``limit - 1``, int32."""
     numbers = array_ops.range(limit)
     return input_producer(numbers, [], num_epochs, shuffle, seed, capacity, shared_name, None, name)
 
@@ -128,7 +128,7 @@ def slice_input_producer(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> list[rt.Tensor]:
-    """One row of each tensor, of the same place, another one in every step.
+    """Returns one row of each tensor, of the same place; every step takes the next place.
 
     Raises:
         ValueError: no tensors.
@@ -224,7 +224,7 @@ def shuffle_batch(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> Tensors:
-    """``batch`` in random order, drawn from at least ``min_after_dequeue`` elements."""
+    """Makes batches in random order, drawn from at least ``min_after_dequeue`` elements."""
 
     def make(dtypes: list[rt.lowlevel.DType], known: Sequence[ShapeLike]) -> RandomShuffleQueue:
         return RandomShuffleQueue(capacity, min_after_dequeue, dtypes, known, seed=seed, shared_name=shared_name)
@@ -241,7 +241,7 @@ def prefetch_queue(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> FIFOQueue:
-    """``slim.prefetch_queue``: a queue that a queue runner fills with what a tensor or a list of them gives.
+    """Makes the queue of ``slim.prefetch_queue``, which a queue runner fills with the values of tensors.
 
     Raises:
         TypeError: ``tensors`` is a dictionary.

@@ -18,7 +18,7 @@ Transformation = Callable[[Dataset], Dataset]
 
 @public.add()
 def shuffle_and_repeat(buffer_size: Number, count: Number = None, seed: Number = None) -> Transformation:
-    """For ``Dataset.apply``: ``shuffle`` and then ``repeat``."""
+    """Returns a function for ``Dataset.apply``: ``shuffle`` and then ``repeat``."""
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
@@ -30,13 +30,13 @@ def map_and_batch(
     drop_remainder: bool = False,
     num_parallel_calls: object = None,
 ) -> Transformation:
-    """For ``Dataset.apply``: ``map`` and then ``batch``."""
+    """Returns a function for ``Dataset.apply``: ``map`` and then ``batch``."""
     return lambda dataset: dataset.map(map_func).batch(batch_size, drop_remainder)
 
 
 @public.add()
 def batch_and_drop_remainder(batch_size: Number) -> Transformation:
-    """For ``Dataset.apply``: ``batch`` without a smaller one at the end."""
+    """Returns a function for ``Dataset.apply``: ``batch`` without a smaller one at the end."""
     return lambda dataset: dataset.batch(batch_size, True)
 
 
@@ -49,7 +49,7 @@ def parallel_interleave(
     buffer_output_elements: object = None,
     prefetch_input_elements: object = None,
 ) -> Transformation:
-    """For ``Dataset.apply``: ``interleave``."""
+    """Returns a function for ``Dataset.apply``: ``interleave``."""
     return lambda dataset: dataset.interleave(map_func, cycle_length, block_length)
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def _scalar(argument: object) -> object:
-    """A number of an argument, or the tensor that gives it in the step."""
+    """Returns a number, or the tensor that has the number in the step."""
     return rt.as_tensor(argument) if is_tensor(argument) else argument
 
 
@@ -82,7 +82,7 @@ class Dataset(Structured):
 
     @staticmethod
     def from_tensors(tensors: Nest) -> Dataset:
-        """One element."""
+        """Makes a dataset of one element."""
         values, components, structure, needed = _values(tensors)
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -92,7 +92,7 @@ class Dataset(Structured):
 
     @staticmethod
     def from_tensor_slices(tensors: Nest) -> Dataset:
-        """The slices of tensors along their first dimension.
+        """Makes a dataset of the slices of tensors along their first dimension.
 
         Raises:
             ValueError: they have none, or not all the same.
@@ -121,7 +121,7 @@ class Dataset(Structured):
         output_shapes: Nest = None,
         args: Sequence[rt.TensorLike] | None = None,
     ) -> Dataset:
-        """What a Python generator yields.
+        """Makes a dataset of the elements that a Python generator yields.
 
         Args:
             generator: a function that gives something to iterate over.
@@ -143,7 +143,7 @@ class Dataset(Structured):
 
     @staticmethod
     def range(*args: Number) -> Dataset:
-        """Python's ``range``, int64."""
+        """Makes a dataset of the numbers of Python's ``range``, int64."""
         numbers = [_scalar(a) for a in args]
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -154,7 +154,7 @@ class Dataset(Structured):
 
     @staticmethod
     def zip(datasets: Nest) -> Dataset:
-        """The elements of several datasets side by side, as long as all have one."""
+        """Makes a dataset of the elements of several datasets side by side, as long as all have one."""
         parts, structure = jax.tree.flatten(datasets, is_leaf=is_leaf)
         whole = jax.tree.structure(
             jax.tree.unflatten(structure, [p.structure.unflatten([0] * len(p.components)) for p in parts])
@@ -169,7 +169,7 @@ class Dataset(Structured):
 
     @staticmethod
     def list_files(file_pattern: rt.TensorLike, shuffle: bool | None = None, seed: int | None = None) -> Dataset:
-        """The names of the files that match a pattern, in random order unless told otherwise.
+        """Makes a dataset of the names of the files that match a pattern, shuffled by default.
 
         Raises:
             InvalidArgumentError: when it is opened, none matches.
@@ -195,7 +195,7 @@ class Dataset(Structured):
         num_threads: object = None,
         output_buffer_size: object = None,
     ) -> Dataset:
-        """``map_func`` of each element.
+        """Applies ``map_func`` to each element.
 
         Args:
             map_func: takes the tensors of an element, gives a nest of tensors.
@@ -215,7 +215,7 @@ class Dataset(Structured):
         return Dataset(structure, [Component(t.dtype, TensorShape(t.shape)) for t in out], self.tensors, opened)
 
     def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
-        """The elements of the dataset that ``map_func`` gives for each element, one dataset after the other."""
+        """Joins the datasets that ``map_func`` returns for the elements, one dataset after the other."""
         return self.interleave(map_func, 1, 1)
 
     def interleave(
@@ -225,7 +225,7 @@ class Dataset(Structured):
         block_length: Number = 1,
         num_parallel_calls: object = None,
     ) -> Dataset:
-        """The elements of the datasets that ``map_func`` gives, in turn.
+        """Takes the elements of the datasets that ``map_func`` returns, in turn.
 
         Args:
             map_func: takes the tensors of an element, gives a dataset.
@@ -267,7 +267,7 @@ class Dataset(Structured):
         return Dataset(inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened)
 
     def filter(self, predicate: Callable[..., Nest]) -> Dataset:
-        """The elements for which ``predicate``, a boolean tensor, is true."""
+        """Keeps the elements for which ``predicate``, a boolean tensor, is true."""
         given, kept = self._traced(predicate, "filter")
         keep = convert_to_tensor(kept)
         if keep.dtype != np.bool_ or keep.shape not in (None, ()):
@@ -295,7 +295,7 @@ class Dataset(Structured):
     # -- which ones, and in which order ------------------------------------------------------------------------------
 
     def repeat(self, count: Number = None) -> Dataset:
-        """All elements again and again; for ever by default, or for -1."""
+        """Repeats all elements; for ever by default, or for -1."""
         times = _scalar(count)
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -344,7 +344,7 @@ class Dataset(Structured):
         return self._like(opened, size)
 
     def take(self, count: Number) -> Dataset:
-        """The first ``count`` elements; all for -1."""
+        """Keeps the first ``count`` elements; all for -1."""
         most = _scalar(count)
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -354,7 +354,7 @@ class Dataset(Structured):
         return self._like(opened, most)
 
     def skip(self, count: Number) -> Dataset:
-        """All but the first ``count`` elements; none for -1."""
+        """Drops the first ``count`` elements; all for -1."""
         least = _scalar(count)
 
         def opened(opening: Opening) -> Iterator[Element]:
@@ -364,7 +364,7 @@ class Dataset(Structured):
         return self._like(opened, least)
 
     def shard(self, num_shards: Number, index: Number) -> Dataset:
-        """Every ``num_shards``-th element, from the one number ``index`` on: what one worker of many reads.
+        """Keeps every ``num_shards``-th element, from the number ``index`` on: the share of one worker.
 
         Raises:
             InvalidArgumentError: ``index`` is not below ``num_shards``.
@@ -380,7 +380,7 @@ class Dataset(Structured):
         return self._like(opened, shards, first)
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """The elements of this dataset, and then those of another.
+        """Appends the elements of another dataset.
 
         Raises:
             TypeError: their elements differ in structure or dtypes.
@@ -427,7 +427,7 @@ class Dataset(Structured):
         return self._like(opened, size)
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """What a function of datasets makes of this one."""
+        """Calls a function of datasets with this dataset."""
         return transformation_func(self)
 
     # -- several as one ------------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class Dataset(Structured):
     def padded_batch(
         self, batch_size: Number, padded_shapes: Nest = None, padding_values: Nest = None, drop_remainder: bool = False
     ) -> Dataset:
-        """``batch`` of elements of different sizes, each filled up.
+        """Makes batches of elements of different sizes, each of which is padded.
 
         Args:
             batch_size: how many.
@@ -500,7 +500,7 @@ class Dataset(Structured):
     # -- iterators -----------------------------------------------------------------------------------------------------
 
     def make_one_shot_iterator(self) -> iterators.Iterator:
-        """An iterator that needs no initializer, and goes over the elements once.
+        """Makes an iterator that needs no initializer, and passes over the elements once.
 
         Raises:
             ValueError: the dataset was made from placeholders.
@@ -508,12 +508,12 @@ class Dataset(Structured):
         return iterators.one_shot(self)
 
     def make_initializable_iterator(self, shared_name: str | None = None) -> iterators.Iterator:
-        """An iterator that begins anew whenever its ``initializer`` runs."""
+        """Makes an iterator that begins again whenever its ``initializer`` runs."""
         return iterators.initializable(self, shared_name)
 
 
 def _values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[rt.Tensor]]:
-    """The leaves of a nest as arrays and tensors, what they are, the structure, and the tensors among them."""
+    """Returns the leaves of a nest, their components, the structure, and the tensors among the leaves."""
     leaves, structure = flatten(nest)
     values: list[object] = []
     for leaf in leaves:
@@ -527,7 +527,7 @@ def _values(nest: Nest) -> tuple[list[object], list[Component], PyTreeDef, list[
 
 
 def _of_one(dtype: object, shape: Sequence[int | None], tensors: Sequence[rt.Tensor], opened: Open) -> Dataset:
-    """A dataset whose elements are one tensor."""
+    """Returns a dataset whose elements are one tensor."""
     return Dataset(jax.tree.structure(0), [Component(as_dtype(dtype).dtype, TensorShape(shape))], tensors, opened)
 
 

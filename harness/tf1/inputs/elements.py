@@ -37,7 +37,7 @@ class Runs(Protocol):
     """What runs the parts of the graph that a dataset is made of: a session."""
 
     def run(self, fetches: Sequence[rt.Tensor], feed_dict: Mapping[rt.Tensor, object] | None = None) -> list[Array]:
-        """The values of tensors."""
+        """Returns the values of tensors."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,17 @@ class Opening:
     known: Mapping[rt.Tensor, Array]
 
     def value(self, argument: object) -> Any:
-        """The value of an argument, which may be a tensor."""
+        """Returns the value of an argument, which may be a tensor."""
         return self.known[argument] if isinstance(argument, rt.Tensor) else argument
 
     def run(self, fetches: Sequence[rt.Tensor], feeds: Mapping[rt.Tensor, object]) -> list[Array]:
-        """The values of some tensors of the graph."""
+        """Returns the values of some tensors of the graph."""
         assert self.place.session is not None
         return as_arrays(fetches, self.place.session.run(list(fetches), feeds))
 
 
 def as_arrays(tensors: Sequence[rt.Tensor], values: Sequence[object]) -> list[Array]:
-    """What a session gave for some tensors; a single string is an array too."""
+    """Converts what a session returned for some tensors to arrays, single strings too."""
     return [
         strings([value]).reshape(()) if isinstance(value, bytes) else np.asarray(value, tensor.dtype)
         for tensor, value in zip(tensors, values, strict=True)
@@ -128,7 +128,7 @@ class Structured:
 
 
 def declared(output_types: Nest, output_shapes: Nest) -> tuple[PyTreeDef, list[Component]]:
-    """The structure and the leaves that a program declares; shapes are unknown where None is given."""
+    """Returns the structure and the leaves that a program declares; shapes are unknown where None is given."""
     types, structure = flatten(output_types)
     shapes = [None] * len(types) if output_shapes is None else structure.flatten_up_to(output_shapes)
     return structure, [Component(as_dtype(t).dtype, TensorShape(s)) for t, s in zip(types, shapes, strict=True)]
@@ -148,22 +148,22 @@ class Source(Protocol):
 
 
 def is_leaf(value: object) -> bool:
-    """Whether it is a value, and no nest of values."""
+    """Returns True for a value, False for a nest of values."""
     return not isinstance(value, tuple | dict | SparseTensor)
 
 
 def flatten(nest: Nest) -> tuple[list[Any], PyTreeDef]:
-    """The leaves of a nest and its structure; a list is a value, as in ``tf.data``."""
+    """Returns the leaves of a nest and its structure; a list is a value, as in ``tf.data``."""
     return jax.tree.flatten(nest, is_leaf=is_leaf)
 
 
 def tensors_in(*arguments: object) -> tuple[rt.Tensor, ...]:
-    """Those of some arguments that are tensors."""
+    """Returns the tensors among some arguments."""
     return tuple(a for a in arguments if isinstance(a, rt.Tensor))
 
 
 def row(values: Array, index: int) -> Array:
-    """A slice; that of a vector of strings stays an array."""
+    """Returns a slice; that of a vector of strings stays an array."""
     row = values[index]
     return strings([row]).reshape(()) if values.dtype.hasobject and values.ndim == 1 else row
 
@@ -187,7 +187,7 @@ def stacked(rows: Sequence[Array], place: int) -> Array:
 
 
 def wanted_shape(shape: object) -> TensorShape:
-    """A shape of ``padded_batch``, in which -1 is an unknown size too."""
+    """Returns a shape of ``padded_batch``, in which -1 is an unknown size too."""
     if is_tensor(shape):
         raise ValueError("padded_batch: padded_shapes must be known when the graph is built")
     if isinstance(shape, TensorShape):
@@ -196,7 +196,7 @@ def wanted_shape(shape: object) -> TensorShape:
 
 
 def literal(value: object) -> object:
-    """A value that may be given as a constant."""
+    """Returns a value that may be given as a constant."""
     if not is_tensor(value):
         return value
     found = getattr(rt.as_tensor(value).op.body, "value", None)
@@ -221,14 +221,14 @@ def padded_batch(rows: Sequence[Array], shape: TensorShape, fill: object, dtype:
 
 
 def general(one: TensorShape, other: TensorShape) -> TensorShape:
-    """What is true of both shapes."""
+    """Returns the shape that is true of both shapes."""
     if one.dims is None or other.dims is None or len(one) != len(other):
         return TensorShape(None)
     return TensorShape([a if a == b else None for a, b in zip(one.as_list(), other.as_list(), strict=True)])
 
 
 def ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
-    """The same elements, made by a thread that is up to ``size`` of them ahead."""
+    """Yields the same elements, which a thread makes up to ``size`` ahead."""
     changed = concurrency.Condition()
     ready: deque[Element] = deque()
     ended: list[BaseException | None] = []

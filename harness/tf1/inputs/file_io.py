@@ -10,7 +10,7 @@ from harness.tf1.names.table import add_names
 
 
 def read_file_to_string(filename: str, binary_mode: bool = False) -> Any:
-    """The text of a file, or its bytes. Raises NotFoundError when there is none."""
+    """Returns the text of a file, or its bytes. Raises NotFoundError when there is none."""
     with gfile.GFile(filename, "rb" if binary_mode else "r") as file:
         return file.read()
 

@@ -20,12 +20,12 @@ def _missing(path: str) -> rt.NotFoundError:
 
 
 def Exists(filename: str) -> bool:  # noqa: N802 - TensorFlow's names
-    """Whether there is such a file or directory."""
+    """Returns True if there is such a file or directory."""
     return os.path.exists(filename)
 
 
 def IsDirectory(dirname: str) -> bool:  # noqa: N802
-    """Whether it is a directory."""
+    """Returns True if the path is a directory."""
     return os.path.isdir(dirname)
 
 
@@ -50,7 +50,7 @@ def MkDir(dirname: str) -> None:  # noqa: N802
 
 
 def ListDirectory(dirname: str) -> list[str]:  # noqa: N802
-    """The names in a directory, sorted. Raises NotFoundError when there is none."""
+    """Lists the names in a directory, sorted. Raises NotFoundError when there is no such directory."""
     try:
         return sorted(os.listdir(dirname))
     except FileNotFoundError:
@@ -58,12 +58,12 @@ def ListDirectory(dirname: str) -> list[str]:  # noqa: N802
 
 
 def Glob(filename: str) -> list[str]:  # noqa: N802
-    """The files that match a pattern, sorted."""
+    """Lists the files that match a pattern, sorted."""
     return sorted(glob.glob(filename))
 
 
 def Walk(top: str, in_order: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:  # noqa: N802
-    """``os.walk``."""
+    """Calls ``os.walk``."""
     return os.walk(top, topdown=in_order)
 
 
@@ -107,7 +107,7 @@ def Rename(oldname: str, newname: str, overwrite: bool = False) -> None:  # noqa
 
 
 def Stat(filename: str) -> os.stat_result:  # noqa: N802
-    """``os.stat``. Raises NotFoundError when there is no such file."""
+    """Calls ``os.stat``. Raises NotFoundError when there is no such file."""
     try:
         return os.stat(filename)
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def _may_write(path: str, overwrite: bool) -> None:
 
 
 def GFile(name: str, mode: str = "r") -> Any:  # noqa: N802
-    """``open``. Raises NotFoundError when a file to read is not there."""
+    """Opens a file, as ``open`` does. Raises NotFoundError when a file to read is not there."""
     try:
         return _builtin_open(name, mode)
     except FileNotFoundError:

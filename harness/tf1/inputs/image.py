@@ -63,7 +63,7 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
 def _decoded(contents: bytes, channels: int, dtype: DType) -> Array:
-    """The pixels of a picture, [height, width, channels]."""
+    """Decodes the pixels of a picture, [height, width, channels]."""
     pillow = _pillow()
     try:
         picture = pillow.open(io.BytesIO(contents))
@@ -98,7 +98,7 @@ def _decode(contents: rt.TensorLike, channels: int | None, dtype: Value, name: s
 def decode_png(
     contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
-    """The pixels of a picture in a string, [height, width, channels]. ``channels`` 0 or None for as many as it has."""
+    """Decodes a picture in a string to [height, width, channels]. ``channels`` 0 or None keeps those of the file."""
     return _decode(contents, channels, dtype, name, "DecodePng")
 
 
@@ -113,7 +113,7 @@ def decode_jpeg(
     dct_method: str | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``decode_png`` of a JPEG file. Its decoder is Pillow's: the arguments about decoding are without an effect."""
+    """Decodes a JPEG file as ``decode_png`` does. Pillow decodes: the arguments about decoding have no effect."""
     if ratio not in (None, 1):
         raise ValueError("decode_jpeg: ratio is not in harness.tf1: use tf.image.resize_images")
     return _decode(contents, channels, np.uint8, name, "DecodeJpeg")
@@ -123,7 +123,7 @@ def decode_jpeg(
 def decode_image(
     contents: rt.TensorLike, channels: int | None = None, dtype: Value = np.uint8, name: str | None = None
 ) -> rt.Tensor:
-    """``decode_png`` of a PNG, JPEG, BMP or GIF file, of which the first picture is taken; of unknown shape."""
+    """Decodes a PNG, JPEG or BMP file, or the first picture of a GIF; the shape is unknown."""
     tensor = _decode(contents, channels, dtype, name, "decode_image")
     tensor.shape = None
     return tensor
@@ -131,7 +131,7 @@ def decode_image(
 
 @public.add()
 def decode_bmp(contents: rt.TensorLike, channels: int | None = None, name: str | None = None) -> rt.Tensor:
-    """``decode_png`` of a BMP file."""
+    """Decodes a BMP file as ``decode_png`` does."""
     return _decode(contents, channels, np.uint8, name, "DecodeBmp")
 
 
@@ -146,13 +146,13 @@ def _encode(picture: rt.TensorLike, form: str, name: str | None, **options: Any)
 
 @public.add()
 def encode_png(image: rt.TensorLike, compression: int = -1, name: str | None = None) -> rt.Tensor:
-    """A PNG file, as a string, of uint8 [height, width, channels]."""
+    """Encodes uint8 [height, width, channels] as a PNG file, a string."""
     return _encode(image, "PNG", name, **({"compress_level": compression} if compression >= 0 else {}))
 
 
 @public.add()
 def encode_jpeg(image: rt.TensorLike, format: str = "", quality: int = 95, name: str | None = None) -> rt.Tensor:  # noqa: A002
-    """A JPEG file, as a string, of uint8 [height, width, channels]."""
+    """Encodes uint8 [height, width, channels] as a JPEG file, a string."""
     return _encode(image, "JPEG", name, quality=quality)
 
 
@@ -169,7 +169,7 @@ def _picture(value: rt.TensorLike) -> rt.Tensor:
 def _made(
     function: Callable[..., Pixels], inputs: list[rt.Tensor], sizes: Sizes, dtype: DType, name: str | None, kind: str
 ) -> rt.Tensor:
-    """``function(xp, *arrays)``: in the step's program where the sizes of the picture are known, else on the host.
+    """Adds ``function(xp, *arrays)``: to the step where the sizes of the picture are known, else on the host.
 
     Args:
         function: of ``numpy`` or ``jax.numpy``, and arrays.
@@ -202,7 +202,7 @@ def _scale(size: int, new: int, align_corners: bool) -> float:
 
 
 def _weights(size: int, new: int, method: int, align_corners: bool) -> Array:
-    """What each old pixel of a row adds to each new one, [new, size], by TensorFlow 1's rules."""
+    """Returns the share of each old pixel of a row in each new pixel, [new, size], by TensorFlow 1's rules."""
     places = np.arange(new, dtype=np.float32) * np.float32(_scale(size, new, align_corners))
     out = np.zeros((new, size), np.float32)
     rows = np.arange(new)
@@ -307,7 +307,7 @@ _resizing("resize_bicubic", ResizeMethod.BICUBIC, "ResizeBicubic")
 
 
 def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
-    """A window of a picture, which may reach beyond it; there it is 0."""
+    """Cuts a window out of a picture; outside of the picture the window is 0."""
     tall, wide = pixels.shape[-3:-1]
     inside = pixels[..., max(top, 0) : top + height, max(left, 0) : left + width, :]
     above, before = max(-top, 0), max(-left, 0)
@@ -320,7 +320,7 @@ def _windowed(xp: Xp, pixels: Pixels, top: int, left: int, height: int, width: i
 def crop_to_bounding_box(
     image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> rt.Tensor:
-    """A part of a picture.
+    """Cuts a part out of a picture.
 
     Raises:
         ValueError: it reaches beyond the picture, where that is known; InvalidArgumentError, in the step, elsewhere.
@@ -332,7 +332,7 @@ def crop_to_bounding_box(
 def pad_to_bounding_box(
     image: rt.TensorLike, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> rt.Tensor:
-    """A picture within a larger one that is 0.
+    """Places a picture within a larger one that is 0.
 
     Raises:
         ValueError: it does not fit, where that is known; InvalidArgumentError, in the step, elsewhere.
@@ -365,7 +365,7 @@ def _within(image: rt.TensorLike, top: int, left: int, height: int, width: int, 
 
 @public.add()
 def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, target_width: int) -> rt.Tensor:
-    """The middle of a picture, or the picture in the middle of a larger one that is 0."""
+    """Cuts out the middle of a picture, or places the picture in the middle of a larger one that is 0."""
     picture = _picture(image)
     height, width = (int(static_number(n, "the size")) for n in (target_height, target_width))
     if height <= 0 or width <= 0:
@@ -384,7 +384,7 @@ def resize_image_with_crop_or_pad(image: rt.TensorLike, target_height: int, targ
 
 @public.add()
 def central_crop(image: rt.TensorLike, central_fraction: float) -> rt.Tensor:
-    """The middle of a picture: this fraction of each side.
+    """Cuts out the middle of a picture: this fraction of each side.
 
     Raises:
         ValueError: the fraction is not above 0 and at most 1.
@@ -443,7 +443,7 @@ _flips("flip_up_down", -3, "upside down")
 
 @public.add()
 def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """A picture with its rows as columns."""
+    """Swaps the rows and the columns of a picture."""
     picture = _picture(image)
     sizes = None if picture.shape is None else _resized(picture.shape, picture.shape[-2], picture.shape[-3])
     return _made(lambda xp, p: xp.swapaxes(p, -3, -2), [picture], sizes, picture.dtype, name, "transpose_image")
@@ -451,7 +451,7 @@ def transpose_image(image: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 
 @public.add()
 def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tensor:
-    """A picture turned to the left, by 90 degrees ``k`` times."""
+    """Turns a picture to the left, by 90 degrees ``k`` times."""
     picture, turns = _picture(image), int(static_number(k, "k")) % 4
     sizes = picture.shape
     if sizes is not None and turns % 2:
@@ -464,7 +464,7 @@ def rot90(image: rt.TensorLike, k: int = 1, name: str | None = None) -> rt.Tenso
 
 @public.add("per_image_standardization", "per_image_whitening")
 def per_image_standardization(image: rt.TensorLike) -> rt.Tensor:
-    """Each picture with the mean 0 and the variance 1, float32; one of a single colour becomes 0."""
+    """Scales each picture to the mean 0 and the variance 1, float32; a picture of a single colour becomes 0."""
     picture = _picture(image)
 
     def standard(xp: Xp, pixels: Pixels) -> Pixels:
@@ -513,7 +513,7 @@ def convert_image_dtype(
 def _in_floats(
     image: rt.TensorLike, change: Callable[..., Pixels], more: list[rt.Tensor], kind: str, sizes: Value = None
 ) -> rt.Tensor:
-    """A change of light, on fractions; pixels of whole numbers are converted before and back after it."""
+    """Changes the light of a picture on fractions; whole numbers are converted before and after."""
     picture = _picture(image)
     float32, own = np.dtype(np.float32), picture.dtype
 
@@ -530,13 +530,13 @@ def _number(value: Value) -> rt.Tensor:
 
 @public.add()
 def adjust_brightness(image: rt.TensorLike, delta: Value) -> rt.Tensor:
-    """``delta`` added to each fraction."""
+    """Adds ``delta`` to each fraction."""
     return _in_floats(image, lambda xp, p, d: p + d.astype(p.dtype), [_number(delta)], "adjust_brightness")
 
 
 @public.add()
 def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor:
-    """The distance from the mean of each channel times ``contrast_factor``."""
+    """Multiplies the distance from the mean of each channel by ``contrast_factor``."""
 
     def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
         mean = xp.mean(pixels, (-3, -2), keepdims=True)
@@ -547,7 +547,7 @@ def adjust_contrast(images: rt.TensorLike, contrast_factor: Pixels) -> rt.Tensor
 
 @public.add()
 def adjust_gamma(image: rt.TensorLike, gamma: float = 1, gain: float = 1) -> rt.Tensor:
-    """``gain * image ** gamma``. Raises ValueError for a negative ``gamma``."""
+    """Computes ``gain * image ** gamma``. Raises ValueError for a negative ``gamma``."""
     if gamma < 0:
         raise ValueError("Gamma should be a non-negative real number.")
     return _in_floats(image, lambda xp, p: gain * p ** np.float32(gamma), [], "adjust_gamma")
@@ -577,21 +577,21 @@ def _to_rgb(xp: Xp, pixels: Pixels) -> Pixels:
 
 @public.add()
 def rgb_to_hsv(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """Hue, saturation and value, each from 0 to 1, of red, green and blue."""
+    """Converts red, green and blue to hue, saturation and value, each from 0 to 1."""
     picture = _picture(images)
     return _made(_to_hsv, [picture], picture.shape, picture.dtype, name, "RGBToHSV")
 
 
 @public.add()
 def hsv_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """Red, green and blue of hue, saturation and value."""
+    """Converts hue, saturation and value to red, green and blue."""
     picture = _picture(images)
     return _made(_to_rgb, [picture], picture.shape, picture.dtype, name, "HSVToRGB")
 
 
 @public.add()
 def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str | None = None) -> rt.Tensor:
-    """The saturation times ``saturation_factor``, at most 1."""
+    """Multiplies the saturation by ``saturation_factor``, to at most 1."""
 
     def change(xp: Xp, pixels: Pixels, factor: Pixels) -> Pixels:
         hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
@@ -602,7 +602,7 @@ def adjust_saturation(image: rt.TensorLike, saturation_factor: Pixels, name: str
 
 @public.add()
 def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> rt.Tensor:
-    """The hue moved on by ``delta``, round a circle of 1."""
+    """Moves the hue by ``delta``, round a circle of 1."""
 
     def change(xp: Xp, pixels: Pixels, moved: Pixels) -> Pixels:
         hue, saturation, value = (_to_hsv(xp, pixels)[..., i] for i in range(3))
@@ -613,7 +613,7 @@ def adjust_hue(image: rt.TensorLike, delta: Value, name: str | None = None) -> r
 
 @public.add()
 def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
-    """``adjust_brightness`` by up to ``max_delta``. Raises ValueError when that is negative."""
+    """Calls ``adjust_brightness`` by up to ``max_delta``. Raises ValueError when that is negative."""
     if max_delta < 0:
         raise ValueError("max_delta must be non-negative.")
     return adjust_brightness(image, random_uniform([], -max_delta, max_delta, seed=seed))
@@ -621,7 +621,7 @@ def random_brightness(image: rt.TensorLike, max_delta: float, seed: int | None =
 
 @public.add()
 def random_hue(image: rt.TensorLike, max_delta: float, seed: int | None = None) -> rt.Tensor:
-    """``adjust_hue`` by up to ``max_delta``. Raises ValueError when that is not from 0 to 0.5."""
+    """Calls ``adjust_hue`` by up to ``max_delta``. Raises ValueError when that is not from 0 to 0.5."""
     if not 0 <= max_delta <= 0.5:
         raise ValueError("max_delta must be from 0 to 0.5.")
     return adjust_hue(image, random_uniform([], -max_delta, max_delta, seed=seed))
@@ -646,7 +646,7 @@ _by_a_factor(adjust_saturation)
 
 @public.add()
 def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """One channel of three."""
+    """Converts three channels to one."""
     picture = _picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 1)
 
@@ -658,7 +658,7 @@ def rgb_to_grayscale(images: rt.TensorLike, name: str | None = None) -> rt.Tenso
 
 @public.add()
 def grayscale_to_rgb(images: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """Three equal channels of one."""
+    """Converts one channel to three equal ones."""
     picture = _picture(images)
     sizes = None if picture.shape is None else (*picture.shape[:-1], 3)
     return _made(lambda xp, p: xp.repeat(p, 3, -1), [picture], sizes, picture.dtype, name, "grayscale_to_rgb")

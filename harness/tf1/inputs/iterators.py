@@ -74,14 +74,14 @@ class Iterator(Structured):
     def from_structure(
         output_types: Nest, output_shapes: Nest = None, shared_name: str | None = None, output_classes: object = None
     ) -> Iterator:
-        """An iterator for all datasets of this structure; ``make_initializer`` says which one."""
+        """Makes an iterator for all datasets of this structure; ``make_initializer`` chooses one."""
         return Iterator(*declared(output_types, output_shapes))
 
     @staticmethod
     def from_string_handle(
         string_handle: rt.TensorLike, output_types: Nest, output_shapes: Nest = None, output_classes: object = None
     ) -> Iterator:
-        """An iterator that is another one in each step: the one whose ``string_handle`` is fed."""
+        """Makes an iterator that stands in each step for the iterator whose ``string_handle`` is fed."""
         return _Fed(*declared(output_types, output_shapes), convert_to_tensor(string_handle))
 
     @property
@@ -96,7 +96,7 @@ class Iterator(Structured):
         return self._initializer
 
     def make_initializer(self, dataset: Source, name: str | None = None) -> rt.Operation:
-        """An operation with which it begins with the elements of ``dataset``.
+        """Returns an operation with which the iterator begins with the elements of ``dataset``.
 
         Raises:
             TypeError: they are of another structure, or of other dtypes or shapes.
@@ -124,7 +124,7 @@ class Iterator(Structured):
         return python_call(begin, dataset.tensors, [], name=name or "make_initializer", type="MakeIterator")
 
     def get_next(self, name: str | None = None) -> Nest:
-        """The next element, another one in each step that needs it.
+        """Returns the next element; every step that needs the element takes another one.
 
         Raises:
             OutOfRangeError: in the step, there are no more.
@@ -135,7 +135,7 @@ class Iterator(Structured):
         return self.structure.unflatten(list(op.outputs))
 
     def string_handle(self, name: str | None = None) -> rt.Tensor:
-        """What stands for it where ``from_string_handle`` is fed."""
+        """Returns a string that stands for the iterator where ``from_string_handle`` is fed."""
         return python_call(
             lambda *_: [strings([self._handle]).reshape(())], [], [((), np.dtype(object))], name=name or "string_handle"
         ).outputs[0]
@@ -187,7 +187,7 @@ class _Fed(Iterator):
 
 
 def one_shot(dataset: Source) -> Iterator:
-    """See ``Dataset.make_one_shot_iterator``."""
+    """Makes an iterator; see ``Dataset.make_one_shot_iterator``."""
     fed = [t.name for t in dataset.tensors if t.op.type.startswith("Placeholder")]
     if fed:
         raise ValueError(
@@ -197,7 +197,7 @@ def one_shot(dataset: Source) -> Iterator:
 
 
 def initializable(dataset: Source, shared_name: str | None = None) -> Iterator:
-    """See ``Dataset.make_initializable_iterator``."""
+    """Makes an iterator; see ``Dataset.make_initializable_iterator``."""
     made = Iterator(dataset.structure, dataset.components)
     made._initializer = made.make_initializer(dataset, "MakeIterator")
     return made

@@ -95,7 +95,7 @@ def _sizes(shape: Sizes) -> tuple[int, ...]:
 
 
 def _values(feature: pb.Feature | None, dtype: DType, key: str) -> Array | None:
-    """What an example holds under a key; None where it lacks it."""
+    """Returns the values of a key in an example; None where the example lacks the key."""
     held = feature.WhichOneof("kind") if feature is not None else None
     if feature is None or held is None:
         return None
@@ -192,7 +192,7 @@ def _outputs(
 
 
 def _named(features: Mapping[str, Spec], tensors: Sequence[rt.Tensor]) -> Parsed:
-    """The tensors by key; three of them are a sparse one."""
+    """Returns the tensors by key; three tensors make a sparse one."""
     left = iter(tensors)
     return {
         key: SparseTensor(next(left), next(left), next(left)) if isinstance(spec, VarLenFeature) else next(left)
@@ -245,7 +245,7 @@ def parse_example(
 def parse_single_example(
     serialized: rt.TensorLike, features: Mapping[str, Spec], name: str | None = None, example_names: object = None
 ) -> Parsed:
-    """``parse_example`` of one example: what it gives has no first dimension."""
+    """Parses one example as ``parse_example`` does; the tensors have no first dimension."""
     kinds = _checked(features)
 
     def parse(given: Array) -> list[object]:

@@ -54,7 +54,7 @@ class _Components:
         return _one_or_list(super().dequeue_many(n, name))  # type: ignore[misc]
 
     def dequeue_up_to(self, n: rt.TensorLike, name: str | None = None) -> Any:
-        """Like ``dequeue_many``, but a closed queue gives the fewer elements that are left, if there is one."""
+        """Takes elements as ``dequeue_many`` does, but of a closed queue the fewer that are left, if there is one."""
         return _one_or_list(super().dequeue_up_to(n, name))  # type: ignore[misc]
 
     def _listed(self, vals: rt.TensorLike | Sequence[rt.TensorLike]) -> Any:

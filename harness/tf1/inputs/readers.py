@@ -38,7 +38,7 @@ class _State:
 
 
 def _one(queue: FIFOQueue | RandomShuffleQueue | PaddingFIFOQueue) -> rt.Tensor:
-    """The next name from a queue."""
+    """Takes the next name from a queue."""
     found: rt.Tensor | list[rt.Tensor] = queue.dequeue()
     if isinstance(found, list) or not found.dtype.hasobject:
         raise TypeError(f"{queue.name!r} must hold the names of files, one string each")
@@ -70,7 +70,7 @@ class ReaderBase:
             return self._states.setdefault(session, _State())
 
     def _next(self, state: _State, session: _Session, filename: rt.Tensor) -> tuple[str, bytes]:
-        """Within the state's lock: the next record, of the next file where one has ended."""
+        """Reads the next record, of the next file where one has ended. The caller holds the state's lock."""
         while True:
             if state.records is None:
                 state.records = self._open(session.run(filename).decode())
@@ -84,7 +84,7 @@ class ReaderBase:
     def read(
         self, queue: FIFOQueue | RandomShuffleQueue | PaddingFIFOQueue, name: str | None = None
     ) -> tuple[rt.Tensor, rt.Tensor]:
-        """The key and the value of the next record, both strings.
+        """Returns the key and the value of the next record, both strings.
 
         Args:
             queue: of names of files; waited for when a file has ended.
@@ -109,7 +109,7 @@ class ReaderBase:
     def read_up_to(
         self, queue: FIFOQueue | RandomShuffleQueue | PaddingFIFOQueue, num_records: int, name: str | None = None
     ) -> tuple[rt.Tensor, rt.Tensor]:
-        """The keys and values of the next records, as many as there are in one file, at most ``num_records``."""
+        """Returns the keys and values of the next records of one file, at most ``num_records``."""
         filename = _one(queue)
 
         def read(session: _Session, _: Sequence[Array]) -> Sequence[object]:
@@ -129,11 +129,11 @@ class ReaderBase:
         return op.outputs[0], op.outputs[1]
 
     def num_records_produced(self, name: str | None = None) -> rt.Tensor:
-        """How many records it has given, int64."""
+        """Returns the number of records that were read, int64."""
         return self._count("num_records_produced", lambda state: state.produced, name)
 
     def num_work_units_completed(self, name: str | None = None) -> rt.Tensor:
-        """How many files it has read to their ends, int64."""
+        """Returns the number of files that were read to their ends, int64."""
         return self._count("num_work_units_completed", lambda state: state.completed, name)
 
     def _count(self, what: str, count: Callable[[_State], int], name: str | None) -> rt.Tensor:
@@ -143,7 +143,7 @@ class ReaderBase:
         return python_call(counted, [], [((), np.int64)], name=name or what, type=what).outputs[0]
 
     def reset(self, name: str | None = None) -> rt.Operation:
-        """An operation that forgets the file that is being read, and the counts."""
+        """Returns an operation that forgets the file that is being read, and the counts."""
 
         def forget(session: object, _: Sequence[Array]) -> Sequence[object]:
             with self._lock:
@@ -154,7 +154,7 @@ class ReaderBase:
 
 
 def lines(path: str, kind: str = "") -> Iterator[bytes]:
-    """The lines of a file without their ends."""
+    """Yields the lines of a file without their ends."""
     with open_file(path, kind) as file:
         rest = b""
         while block := file.read(1 << 16):
@@ -255,7 +255,7 @@ class FixedLengthRecordReader(ReaderBase):
 
 @public.add()
 def read_file(filename: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """The content of a file, a string. Raises NotFoundError, in the step, when it is not there."""
+    """Reads the content of a file, a string. Raises NotFoundError, in the step, when there is no such file."""
 
     def read(path: Array) -> object:
         with open_file(path.item().decode()) as file:
@@ -266,7 +266,7 @@ def read_file(filename: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 
 @public.add()
 def write_file(filename: rt.TensorLike, contents: rt.TensorLike, name: str | None = None) -> rt.Operation:
-    """An operation that writes a string to a file, and makes the directories above it."""
+    """Returns an operation that writes a string to a file, and makes the directories above it."""
 
     def write(_: object, given: Sequence[Array]) -> Sequence[object]:
         path = given[0].item().decode()
@@ -280,7 +280,7 @@ def write_file(filename: rt.TensorLike, contents: rt.TensorLike, name: str | Non
 
 @public.add()
 def matching_files(pattern: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """The names of the files that match a pattern, sorted, as they are in the step."""
+    """Returns the names of the files that match a pattern, sorted, as they are in the step."""
 
     def match(patterns: Array) -> list[object]:
         return [strings(sorted({path for p in patterns.ravel() for path in glob.glob(p.decode())}))]
@@ -289,7 +289,7 @@ def matching_files(pattern: rt.TensorLike, name: str | None = None) -> rt.Tensor
 
 
 def match_filenames_once(pattern: str | Sequence[str], name: str | None = None) -> rt.Tensor:
-    """The names of the files that match a pattern, sorted, as they are when the graph is built.
+    """Returns the names of the files that match a pattern, sorted, as they are when the graph is built.
 
     Raises:
         InvalidArgumentError: there are none.

@@ -24,7 +24,7 @@ _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 @functools.cache
 def _tables() -> rt.lowlevel.Array:
-    """What a byte adds to the CRC of a block that ends k bytes after it: uint32[k * 256 + byte]."""
+    """Returns the share of a byte in the CRC of a block that ends k bytes later: uint32[k * 256 + byte]."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
@@ -40,7 +40,7 @@ def _places(size: int) -> rt.lowlevel.Array:
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C of ``data``, of all bytes of a block at once: what each adds does not depend on the others."""
+    """Computes the CRC-32C of ``data``, for all bytes of a block at once: no byte's share depends on another's."""
     tables, crc = _tables(), 0xFFFFFFFF
     for start in range(0, len(data), _BLOCK):
         block = np.frombuffer(data, np.uint8, min(_BLOCK, len(data) - start), start).astype(np.int32)
@@ -82,7 +82,7 @@ class TFRecordOptions:
 
 
 def compression(options: TFRecordOptions | int | str | None) -> str:
-    """What a caller says as "GZIP", "ZLIB" or "". Raises ValueError for anything else."""
+    """Checks a compression of the caller: "GZIP", "ZLIB" or "". Raises ValueError for anything else."""
     kind = options.compression_type if isinstance(options, TFRecordOptions) else options
     if kind is not None and kind not in _COMPRESSIONS:
         raise ValueError(f"Unsupported compression type: {kind!r}; there are GZIP, ZLIB and none")
@@ -146,7 +146,7 @@ class TFRecordWriter:
 
 
 def open_file(path: str, kind: str = "") -> IO[bytes]:
-    """A file to read from, decompressed.
+    """Opens a file to read from, decompressed.
 
     Raises:
         NotFoundError: it is not there.
@@ -184,7 +184,7 @@ class _Inflated:
 
 
 def records(path: str, kind: str = "") -> Iterator[tuple[int, bytes]]:
-    """The records of a file, each with the place at which it begins.
+    """Yields the records of a file, each with the place at which the record begins.
 
     Raises:
         NotFoundError: the file is not there.
@@ -218,7 +218,7 @@ def _read(file: IO[bytes], size: int, path: str, at: int) -> bytes:
 def tf_record_iterator(
     path: str | os.PathLike[str], options: TFRecordOptions | TFRecordCompressionType | str | None = None
 ) -> Iterator[bytes]:
-    """The records of a file, one after the other.
+    """Yields the records of a file.
 
     Args:
         path: of the file.

@@ -15,7 +15,7 @@ public = Public("tf.nn")
 
 
 def _spatial(values: Sequence[int] | None, data_format: str | None) -> tuple[int, ...]:
-    """The two values of a four-element list that are for height and width.
+    """Returns the two values of a four-element list that are for height and width.
 
     Raises:
         ValueError: the values for the batch and the channels are not 1.
@@ -83,7 +83,7 @@ def conv2d(
     name: str | None = None,
     dilations: Static = None,
 ) -> Array:
-    """``jax.lax.conv_general_dilated``; ``filter`` is [height, width, in, out], ``padding`` "SAME" or "VALID"."""
+    """Calls ``jax.lax.conv_general_dilated``; ``filter`` is [height, width, in, out], ``padding`` "SAME" or "VALID"."""
     return _convolve(input, filter, strides, padding, data_format, dilations)
 
 
@@ -97,7 +97,7 @@ def depthwise_conv2d(
     name: str | None = None,
     data_format: str | None = None,
 ) -> Array:
-    """Each channel by itself; ``filter`` is [height, width, in, multiplier]."""
+    """Convolves each channel by itself; ``filter`` is [height, width, in, multiplier]."""
     return _depthwise(input, filter, strides, padding, rate, data_format)
 
 
@@ -122,14 +122,14 @@ def separable_conv2d(
     name: str | None = None,
     data_format: str | None = None,
 ) -> Array:
-    """A depthwise convolution, then one of 1 x 1."""
+    """Computes a depthwise convolution, then one of 1 x 1."""
     each = _depthwise(input, depthwise_filter, strides, padding, rate, data_format)
     return _convolve(each, pointwise_filter, [1, 1, 1, 1], "VALID", data_format)
 
 
 @public.op("convolution", "atrous_conv2d")
 def atrous_conv2d(value: Array, filters: Array, rate: Static, padding: str, name: str | None = None) -> Array:
-    """A convolution with ``rate - 1`` zeros between the elements of the filter."""
+    """Computes a convolution with ``rate - 1`` zeros between the elements of the filter."""
     return _convolve(value, filters, [1, 1, 1, 1], padding, None, [1, rate, rate, 1])
 
 
@@ -143,7 +143,7 @@ def conv2d_transpose(
     data_format: str | None = None,
     name: str | None = None,
 ) -> Array:
-    """The transpose of ``conv2d`` from ``output_shape``, whose batch is that of ``value``.
+    """Computes the transpose of ``conv2d`` from ``output_shape``, whose batch is that of ``value``.
 
     ``filter`` is [height, width, out, in].
     """
@@ -184,7 +184,7 @@ def max_pool(
     data_format: str | None = "NHWC",
     name: str | None = None,
 ) -> Array:
-    """``jax.lax.reduce_window`` with the maximum."""
+    """Calls ``jax.lax.reduce_window`` with the maximum."""
     value = jnp.asarray(value)
     floating = jnp.issubdtype(value.dtype, np.floating)
     start = -np.inf if floating else int(np.iinfo(value.dtype).min)
@@ -200,7 +200,7 @@ def avg_pool(
     data_format: str | None = "NHWC",
     name: str | None = None,
 ) -> Array:
-    """The mean of each window; what "SAME" pads does not count."""
+    """Computes the mean of each window; the padding of "SAME" does not count."""
     value = jnp.asarray(value)
     total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)
     return total / _pool(jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add)
@@ -248,7 +248,7 @@ def pool(
     name: str | None = None,
     data_format: str | None = None,
 ) -> rt.Tensor:
-    """The maximum ("MAX") or the mean ("AVG") of each window over all axes but the batch and the channels."""
+    """Computes the maximum ("MAX") or mean ("AVG") of each window over all axes but batch and channels."""
     if pooling_type not in ("MAX", "AVG"):
         raise ValueError(f"pooling_type is MAX or AVG, not {pooling_type}")
     label = name or f"{pooling_type.lower()}_pool"

@@ -28,7 +28,7 @@ Sizes = int | Sequence[int]
 def layer_scope(
     name: str | VariableScope | None, default_name: str, reuse: Any
 ) -> contextlib.AbstractContextManager[VariableScope]:
-    """The variable scope of one layer: ``name``, or the first free one of ``default_name``, ``default_name_1`` ..."""
+    """Opens the variable scope of a layer: ``name``, or the first free of ``default_name``, ``default_name_1`` ..."""
     return variable_scope(name, default_name, reuse=reuse)
 
 
@@ -46,7 +46,7 @@ def _rank(inputs: rt.Tensor, layer: str, rank: int) -> tuple[int | None, ...]:
 
 
 def last_size(inputs: rt.Tensor, layer: str) -> int:
-    """The size of the last dimension, which a kernel needs."""
+    """Returns the size of the last dimension, which a kernel needs."""
     size = inputs.shape[-1] if inputs.shape else None
     if size is None:
         raise ValueError(
@@ -58,7 +58,7 @@ def last_size(inputs: rt.Tensor, layer: str) -> int:
 
 @op("MatMul")
 def apply_kernel(inputs: Array, kernel: Array, name: str | None = None) -> Array:
-    """[..., n] times [n, units]."""
+    """Multiplies [..., n] by [n, units]."""
     return jnp.tensordot(inputs, kernel, 1)
 
 
@@ -92,7 +92,7 @@ def dense(
     name: str | None = None,
     reuse: Any = None,
 ) -> Any:
-    """``activation(inputs @ kernel + bias)`` with variables ``name/kernel`` and ``name/bias``.
+    """Computes ``activation(inputs @ kernel + bias)`` with variables ``name/kernel`` and ``name/bias``.
 
     Args:
         inputs: [..., n]; n must be known.
@@ -148,7 +148,7 @@ def conv2d(
     name: str | None = None,
     reuse: Any = None,
 ) -> Any:
-    """A convolution with variables ``name/kernel``, [height, width, channels, filters], and ``name/bias``.
+    """Convolves with the variables ``name/kernel``, [height, width, channels, filters], and ``name/bias``.
 
     ``inputs`` are [batch, height, width, channels], or [batch, channels, height, width] with the ``data_format``
     "channels_first". Sizes are (height, width), or one number for both; ``padding`` is "valid" or "same". The other
@@ -171,7 +171,7 @@ def conv2d(
 
 
 def kernel_shape(images: rt.Tensor, kernel_size: Sizes, filters: int, first: bool) -> list[int]:
-    """[height, width, channels, filters] of a kernel for ``images``, whose channels are the ``first`` or the last.
+    """Returns [height, width, channels, filters]; the channels of ``images`` are the ``first`` or last axis.
 
     Raises:
         ValueError: they have not 4 dimensions, or the number of channels is not known.
@@ -185,7 +185,7 @@ def kernel_shape(images: rt.Tensor, kernel_size: Sizes, filters: int, first: boo
 
 
 def convolve(images: rt.Tensor, kernel: Any, strides: Sizes, padding: str, dilations: Sizes, first: bool) -> Any:
-    """``tf.nn.conv2d`` with sizes of height and width alone."""
+    """Calls ``tf.nn.conv2d`` with sizes of height and width alone."""
     layout = "NCHW" if first else "NHWC"
     return conv.conv2d(
         images,
@@ -248,7 +248,7 @@ public.update(
 
 @public.add()
 def flatten(inputs: rt.TensorLike, name: str | None = None) -> Any:
-    """[batch, ...] as [batch, n]."""
+    """Reshapes [batch, ...] to [batch, n]."""
     return _flattened(inputs, name=name)
 
 
@@ -261,7 +261,7 @@ def dropout(
     training: Any = False,
     name: str | None = None,
 ) -> Any:
-    """In training drops each element with probability ``rate`` and scales the others up so that the sum stays.
+    """Drops each element with probability ``rate`` in training, and scales the others so that the sum stays.
 
     Args:
         inputs: what is dropped from.

@@ -38,7 +38,7 @@ class Reduction:
 
     @classmethod
     def all(cls) -> tuple[str, ...]:
-        """The values that ``reduction`` may have."""
+        """Returns the values that ``reduction`` may have."""
         return tuple(_REDUCTIONS)
 
     @classmethod
@@ -49,7 +49,7 @@ class Reduction:
 
 
 def _over(total: jax.Array, count: jax.Array) -> jax.Array:
-    """The quotient; 0 where nothing counts."""
+    """Returns the quotient; 0 where nothing counts."""
     return jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count))
 
 
@@ -84,7 +84,7 @@ def compute_weighted_loss(
     loss_collection: str | None = LOSSES,
     reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> rt.Tensor:
-    """``losses * weights`` as one number, by ``reduction``; added to ``loss_collection``.
+    """Reduces ``losses * weights`` to one number, by ``reduction``, and adds it to ``loss_collection``.
 
     Args:
         losses: of the examples.
@@ -113,19 +113,19 @@ def add_loss(loss: rt.Tensor, loss_collection: str | None = LOSSES) -> None:
 
 @public.add()
 def get_losses(scope: str | None = None, loss_collection: str = LOSSES) -> list[rt.Tensor]:
-    """The losses of the default graph; with ``scope`` those whose names begin with it."""
+    """Returns the losses of the default graph; with ``scope`` those whose names begin with it."""
     return rt.get_default_graph().get_collection(loss_collection, scope)
 
 
 @public.add()
 def get_regularization_losses(scope: str | None = None) -> list[rt.Tensor]:
-    """What the regularizers of the variables gave."""
+    """Returns the losses of the regularizers of the variables."""
     return rt.get_default_graph().get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
 @public.add()
 def get_regularization_loss(scope: str | None = None, name: str = "total_regularization_loss") -> Any:
-    """The sum of what the regularizers gave; 0 when there are none."""
+    """Returns the sum of the losses of the regularizers; 0 when there are none."""
     found = get_regularization_losses(scope)
     return TABLE["tf"]["add_n"](found, name=name) if found else rt.constant(0.0, name=name)
 
@@ -134,7 +134,7 @@ def get_regularization_loss(scope: str | None = None, name: str = "total_regular
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
 ) -> rt.Tensor:
-    """The sum of all losses.
+    """Returns the sum of all losses.
 
     Raises:
         ValueError: there are none.
@@ -236,7 +236,7 @@ def softmax_cross_entropy(
     loss_collection: str | None = LOSSES,
     reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> rt.Tensor:
-    """``tf.nn.softmax_cross_entropy_with_logits`` of [batch, classes], one number.
+    """Reduces ``tf.nn.softmax_cross_entropy_with_logits`` of [batch, classes] to one number.
 
     Args:
         onehot_labels: [batch, classes].
@@ -261,7 +261,7 @@ def sparse_softmax_cross_entropy(
     loss_collection: str | None = LOSSES,
     reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> rt.Tensor:
-    """``tf.nn.sparse_softmax_cross_entropy_with_logits`` of labels [batch] or [batch, 1], one number."""
+    """Reduces ``tf.nn.sparse_softmax_cross_entropy_with_logits`` of [batch] or [batch, 1] to one number."""
     classes, scores = rt.as_tensor(labels), rt.as_tensor(logits)
     if classes.shape is not None and scores.shape is not None and len(classes.shape) == len(scores.shape):
         classes = squeeze(classes, [-1])
@@ -281,7 +281,7 @@ def sigmoid_cross_entropy(
     loss_collection: str | None = LOSSES,
     reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> rt.Tensor:
-    """``tf.nn.sigmoid_cross_entropy_with_logits``, one number; ``label_smoothing`` moves labels towards a half."""
+    """Reduces ``tf.nn.sigmoid_cross_entropy_with_logits``; ``label_smoothing`` moves labels towards a half."""
     labels = (
         _smoothed(multi_class_labels, label_smoothing, lambda classes: 2) if label_smoothing else multi_class_labels
     )

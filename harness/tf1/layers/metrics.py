@@ -44,7 +44,7 @@ def _like(weights: jax.Array | float, values: jax.Array) -> jax.Array:
 
 @op("remove_squeezable_dimensions")
 def _same_rank(labels: Array, predictions: Array, name: str | None = None) -> tuple[Array, ...]:
-    """Both, without a last dimension of 1 that only one of them has."""
+    """Returns both without a last dimension of 1 that only one of them has."""
     if predictions.ndim - labels.ndim == 1 and predictions.shape[-1] == 1:
         predictions = predictions[..., 0]
     elif labels.ndim - predictions.ndim == 1 and labels.shape[-1] == 1:
@@ -70,7 +70,7 @@ def _equal(labels: Array, predictions: Array, name: str | None = None) -> Array:
 def _counts(
     labels: Array, predictions: Array, weights: Array | None, limits: Static, name: str | None = None
 ) -> tuple[Array, ...]:
-    """How many there are of each of ``_KINDS`` for each limit; without limits, of booleans, one number of each."""
+    """Counts the elements of each of ``_KINDS`` for each limit; of booleans, without limits, one number each."""
     counted = _like(1.0 if weights is None else weights, labels)
     if limits is None:
         positive = predictions.astype(bool)
@@ -86,7 +86,7 @@ _KINDS = ("true_positives", "false_negatives", "true_negatives", "false_positive
 
 
 def _area(curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array) -> jax.Array:
-    """The area under a curve of points, by trapezoids."""
+    """Computes the area under a curve of points, by trapezoids."""
     small = 1e-6  # instead of a division by zero, as TensorFlow has it
     recall = (tp + small) / (tp + fn + small)
     x, y = (fp / (fp + tn + small), recall) if curve == "ROC" else (recall, (tp + small) / (tp + fp + small))
@@ -125,7 +125,7 @@ def mean(
     updates_collections: Collections = None,
     name: str | None = None,
 ) -> Pair:
-    """The weighted mean of all values; gives it and the operation that takes a batch in."""
+    """Returns the weighted mean of all values, and the operation that takes a batch in."""
     with variable_scope(name, "mean"):
         total, count = _sums(values, weights)
         return _metric({"total": total, "count": count}, _ratio, metrics_collections, updates_collections)
@@ -200,7 +200,7 @@ def auc(
     name: str | None = None,
     summation_method: str = "trapezoidal",
 ) -> Pair:
-    """The area under the "ROC" or "PR" curve over all batches; gives it and the operation that takes a batch in.
+    """Returns the area under the "ROC" or "PR" curve over all batches, and the operation that takes a batch in.
 
     Args:
         labels: whether each is true.
@@ -228,7 +228,7 @@ def auc(
 
 
 def streaming(metric: Callable[..., Pair]) -> Callable[..., Pair]:
-    """A metric as ``tf.contrib.metrics`` has it: predictions come before labels."""
+    """Returns a metric as ``tf.contrib.metrics`` has it: predictions come before labels."""
 
     def predictions_first(predictions: rt.TensorLike, labels: rt.TensorLike, *args: Any, **kwargs: Any) -> Pair:
         return metric(labels, predictions, *args, **kwargs)

@@ -22,29 +22,29 @@ public = Public("tf.nn")
 
 
 def _relu6(features: Array) -> Array:
-    """``features`` within 0 and 6."""
+    """Limits ``features`` to 0 and 6."""
     return jax.nn.relu6(features).astype(jnp.result_type(features))
 
 
 def _softsign(features: Array) -> Array:
-    """``features / (1 + |features|)``."""
+    """Computes ``features / (1 + |features|)``."""
     return features / (1 + jnp.abs(features))
 
 
 def _l2_loss(t: Array) -> Array:
-    """Half the sum of squares."""
+    """Computes half the sum of squares."""
     return jnp.sum(jnp.square(t)) / 2
 
 
 def _selu(features: Array) -> Array:
-    """``scale * elu(features, alpha)`` with the constants of self-normalising networks."""
+    """Computes ``scale * elu(features, alpha)`` with the constants of self-normalising networks."""
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     positive = features >= 0
     return scale * jnp.where(positive, features, alpha * jnp.expm1(jnp.where(positive, 0, features)))
 
 
 def _zero_fraction(value: Array) -> Array:
-    """The part of the elements that is zero."""
+    """Computes the share of the elements that are zero."""
     return jnp.mean(jnp.equal(value, 0).astype(np.float32))
 
 
@@ -64,21 +64,21 @@ public.update({name: from_table(kind, fn, x, name, takes) for name, (kind, fn, x
 
 @public.op("Softmax", takes="float")
 def softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
-    """``jax.nn.softmax``, along the last axis by default."""
+    """Calls ``jax.nn.softmax``, along the last axis by default."""
     over = either(axis=axis, dim=dim)
     return jax.nn.softmax(logits, -1 if over is None else over)
 
 
 @public.op("LogSoftmax", takes="float")
 def log_softmax(logits: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:
-    """``jax.nn.log_softmax``, along the last axis by default."""
+    """Calls ``jax.nn.log_softmax``, along the last axis by default."""
     over = either(axis=axis, dim=dim)
     return jax.nn.log_softmax(logits, -1 if over is None else over)
 
 
 @public.op("LeakyRelu")
 def leaky_relu(features: Array, alpha: float = 0.2, name: str | None = None) -> Array:
-    """``features`` where that is above 0, else ``alpha * features``."""
+    """Returns ``features`` above 0, and ``alpha * features`` elsewhere."""
     return jnp.where(jnp.greater(features, 0), features, alpha * jnp.asarray(features))
 
 
@@ -96,13 +96,13 @@ def bias_add(value: Array, bias: Array, data_format: str | None = None, name: st
 
 @public.op("xw_plus_b", takes="int float complex")
 def xw_plus_b(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
-    """``x @ weights + biases``."""
+    """Computes ``x @ weights + biases``."""
     return _layer(x, weights, biases)
 
 
 @public.op("relu_layer", takes="int float complex")
 def relu_layer(x: Array, weights: Array, biases: Array, name: str | None = None) -> Array:
-    """``relu(x @ weights + biases)``."""
+    """Computes ``relu(x @ weights + biases)``."""
     return jax.nn.relu(_layer(x, weights, biases))
 
 
@@ -117,7 +117,7 @@ def _layer(x: Array, weights: Array, biases: Array) -> Array:
 def l2_normalize(
     x: Array, axis: Static = None, epsilon: float = 1e-12, name: str | None = None, dim: Static = None
 ) -> Array:
-    """``x`` divided by its Euclidean norm along ``axis``."""
+    """Divides ``x`` by its Euclidean norm along ``axis``."""
     axes = as_axes(either(axis=axis, dim=dim))
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axes, keepdims=True), epsilon))
 
@@ -128,7 +128,7 @@ def l2_normalize(
 def _labels_and_logits(
     args: tuple[Any, ...], labels: rt.TensorLike, logits: rt.TensorLike, what: str
 ) -> tuple[Any, Any]:
-    """By name as in 1.0, or (logits, labels) by position as before."""
+    """Returns the two by name as in 1.0, or (logits, labels) by position as before."""
     if args and not (len(args) == 1 and args[0] is None):
         if labels is not None or logits is not None or len(args) != 2:
             raise ValueError(f"{what}: give labels= and logits= by name (by position the old order is logits, labels)")
@@ -198,7 +198,7 @@ def softmax_cross_entropy_with_logits_v2(
     name: str | None = None,
     dim: int | None = None,
 ) -> rt.Tensor:
-    """The same with a gradient for ``labels``, and labels first."""
+    """Computes the same with a gradient for ``labels``, and labels first."""
     over = either(axis=axis, dim=dim)
     return _softmax_xent(labels, logits, -1 if over is None else over, name)
 
@@ -227,7 +227,7 @@ def sigmoid_cross_entropy_with_logits(
 def weighted_cross_entropy_with_logits(
     targets: Array, logits: Array, pos_weight: Array, name: str | None = None
 ) -> Array:
-    """Sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
+    """Computes sigmoid cross entropy with the positive targets weighted by ``pos_weight``."""
     if jnp.shape(targets) != jnp.shape(logits):
         raise ValueError(f"targets and logits must have one shape: {jnp.shape(targets)}, {jnp.shape(logits)}")
     weight = 1 + (pos_weight - 1) * targets
@@ -236,7 +236,7 @@ def weighted_cross_entropy_with_logits(
 
 @public.op("InTopK")
 def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = None) -> Array:
-    """Whether the target's prediction is among the ``k`` largest; ties count as in.
+    """Returns True where the target's prediction is among the ``k`` largest; ties count as in.
 
     False where a prediction of the row is not finite, or the target is no class.
     """
@@ -258,7 +258,7 @@ class TopKV2(NamedTuple):
 
 @public.add()
 def top_k(input: rt.TensorLike, k: rt.TensorLike = 1, sorted: bool = True, name: str | None = None) -> TopKV2:  # noqa: A002
-    """``jax.lax.top_k``: (values, indices) along the last axis."""
+    """Calls ``jax.lax.top_k``: (values, indices) along the last axis."""
     return TopKV2(*top_k_op(input, k, name))
 
 
@@ -319,7 +319,7 @@ def moments(
     keep_dims: bool | None = None,
     keepdims: bool | None = None,
 ) -> tuple[rt.Tensor, rt.Tensor]:
-    """``(mean, variance)`` over ``axes``; ``shift`` is not needed."""
+    """Returns ``(mean, variance)`` over ``axes``; ``shift`` is not needed."""
     mean, variance = _moments(x, axes, bool(either(keep_dims=keep_dims, keepdims=keepdims)), name)
     return mean, variance
 
@@ -334,7 +334,7 @@ def batch_normalization(
     variance_epsilon: float,
     name: str | None = None,
 ) -> Array:
-    """``(x - mean) / sqrt(variance + variance_epsilon) * scale + offset``."""
+    """Computes ``(x - mean) / sqrt(variance + variance_epsilon) * scale + offset``."""
     factor = jax.lax.rsqrt(jnp.asarray(variance) + variance_epsilon)
     factor = factor if scale is None else factor * scale
     return x * factor + ((0 if offset is None else offset) - mean * factor)
@@ -354,7 +354,7 @@ def batch_norm_with_global_normalization(
     mean: rt.TensorLike | None = None,
     variance: rt.TensorLike | None = None,
 ) -> rt.Tensor:
-    """``batch_normalization`` by its older argument names; ``gamma`` counts when it is to scale afterwards."""
+    """Calls ``batch_normalization``; ``gamma`` counts when ``scale_after_normalization`` is set."""
     x, mean, variance = either(t=t, input=input), either(m=m, mean=mean), either(v=v, variance=variance)
     scale = gamma if scale_after_normalization else None
     return batch_normalization(x, mean, variance, beta, scale, variance_epsilon, name)
@@ -390,7 +390,7 @@ def _lookup(tables: Arrays, ids: Array, by_rows: bool, max_norm: Array | None, n
 
 
 def _joined(tables: Arrays, by_rows: bool) -> Array:
-    """The one table that the parts make: row i is row i // n of part i % n ("mod"), or the parts follow ("div")."""
+    """Joins the parts to one table: row i is row i // n of part i % n ("mod"), or the parts follow ("div")."""
     if by_rows:
         return jnp.concatenate(tables)
     rows = max(t.shape[0] for t in tables)
@@ -407,7 +407,7 @@ def embedding_lookup(
     validate_indices: bool = True,
     max_norm: rt.TensorLike | None = None,
 ) -> rt.Tensor:
-    """The rows ``ids`` of a table, or of a list of parts of one.
+    """Looks up the rows ``ids`` of a table, or of a list of its parts.
 
     The whole parts travel to the worker; ``partition_strategy`` is "mod" (row i lies in part i % n) or "div". An id
     that the step computes and that is no row gives NaN.

@@ -59,7 +59,7 @@ def _loop(
 
 
 def _reversed(steps: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """[time, batch, n] from each sequence's last step to its first; what is behind its end stays there."""
+    """Reverses each sequence of [time, batch, n]; padding behind the end stays in place."""
     if lengths is None:
         return steps[::-1]
     time = jnp.arange(steps.shape[0])[:, None]
@@ -147,7 +147,7 @@ def static_rnn(
     sequence_length: rt.TensorLike | None = None,
     scope: Any = None,
 ) -> tuple[list[Any], State]:
-    """``dynamic_rnn`` of a list of [batch, n], one for each step; gives a list of outputs, and the last state.
+    """Runs ``dynamic_rnn`` on a list of [batch, n], one for each step; returns a list of outputs and the last state.
 
     Raises:
         ValueError: no inputs, or as ``dynamic_rnn``.
@@ -173,7 +173,7 @@ def bidirectional_dynamic_rnn(
     time_major: bool = False,
     scope: Any = None,
 ) -> tuple[tuple[Any, Any], tuple[State, State]]:
-    """``dynamic_rnn`` forwards and backwards; gives both outputs, each in the order of the inputs, and both states."""
+    """Runs ``dynamic_rnn`` both ways; returns both outputs, in the order of the inputs, and both states."""
     x = rt.as_tensor(inputs)
     found = []
     with variable_scope(scope or "bidirectional_rnn"):

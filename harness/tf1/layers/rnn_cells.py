@@ -36,7 +36,7 @@ class LSTMStateTuple(NamedTuple):
 
 
 def _plain(activation: Callable[..., Any]) -> Callable[[Any], Any]:
-    """An activation as a function of arrays: one of ``tf.nn`` as the function that it was made from."""
+    """Returns an activation as a function of arrays; of ``tf.nn`` the function that was lifted."""
     inner, parameters = getattr(activation, "__wrapped__", None), inspect.signature(activation).parameters
     if inner is None or "name" not in parameters:  # a function of JAX's
         return activation
@@ -58,7 +58,7 @@ class RNNCell:
         raise NotImplementedError(f"{type(self).__name__} does not say its output_size")
 
     def zero_state(self, batch_size: Any, dtype: Any = np.float32) -> State:
-        """A state of zeros; ``batch_size`` may be a tensor."""
+        """Returns a state of zeros; ``batch_size`` may be a tensor."""
         return _map_sizes(lambda size: array_ops.zeros([batch_size, size], dtype), self.state_size)
 
 
@@ -69,11 +69,11 @@ class Cell(RNNCell):
     _reuse: Any = None
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """What it computes with, by name or nested: variables of the open variable scope, keys, numbers."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         raise NotImplementedError
 
     def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
-        """The output and the next state.
+        """Computes the output and the next state.
 
         Args:
             parameters: the values of ``parameters``.
@@ -84,12 +84,12 @@ class Cell(RNNCell):
         raise NotImplementedError
 
     def scoped_parameters(self, input_size: int, dtype: Any) -> Any:
-        """``parameters`` in the variable scope of the cell."""
+        """Returns the parameters, made in the variable scope of the cell."""
         with variable_scope(self._scope, reuse=self._reuse):
             return self.parameters(input_size, dtype)
 
     def __call__(self, inputs: rt.TensorLike, state: State, scope: Any = None) -> tuple[Any, State]:
-        """One step. The variables are made at the first one."""
+        """Runs one step. The first step makes the variables."""
         x = rt.as_tensor(inputs)
         made: dict[rt.Graph, Any] = self.__dict__.setdefault("_made", weakref.WeakKeyDictionary())
         if x.graph not in made:
@@ -102,7 +102,7 @@ class Cell(RNNCell):
 
 
 def size_of_inputs(x: rt.Tensor) -> int:
-    """The size of the last dimension. Raises ValueError where it is not known."""
+    """Returns the size of the last dimension. Raises ValueError where it is not known."""
     size = x.shape[-1] if x.shape else None
     if size is None:
         raise ValueError(f"Could not infer input size from inputs.get_shape()[-1]: {x.name!r} has shape {x.shape}")
@@ -138,11 +138,11 @@ class BasicRNNCell(Cell):
         return self._units
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """See ``Cell``."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         return _linear(input_size + self._units, self._units, dtype)
 
     def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
-        """See ``Cell``."""
+        """Computes the output and the next state."""
         output = self._activation(_affine(parameters, inputs, state))
         return output, output
 
@@ -166,7 +166,7 @@ class GRUCell(BasicRNNCell):
     _scope = "gru_cell"
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """See ``Cell``."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         size = input_size + self._units
         with variable_scope("gates"):
             gates = _linear(size, 2 * self._units, dtype, 1.0)
@@ -174,7 +174,7 @@ class GRUCell(BasicRNNCell):
             return {"gates": gates, "candidate": _linear(size, self._units, dtype)}
 
     def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
-        """See ``Cell``."""
+        """Computes the output and the next state."""
         reset, update = jnp.split(jax.nn.sigmoid(_affine(parameters["gates"], inputs, state)), 2, 1)
         candidate = self._activation(_affine(parameters["candidate"], inputs, reset * state))
         output = update * state + (1 - update) * candidate
@@ -219,11 +219,11 @@ class BasicLSTMCell(Cell):
         return self._units
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """See ``Cell``."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         return _linear(input_size + self._units, 4 * self._units, dtype)
 
     def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
-        """See ``Cell``."""
+        """Computes the output and the next state."""
         c, h = state if self._tuple else jnp.split(state, 2, 1)
         i, j, f, o = jnp.split(_affine(parameters, inputs, h), 4, 1)
         c = c * jax.nn.sigmoid(f + self._forget_bias) + jax.nn.sigmoid(i) * self._activation(j)
@@ -263,7 +263,7 @@ class LSTMCell(BasicLSTMCell):
         self._initializer = initializer
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """See ``Cell``."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         size = [input_size + self._units, 4 * self._units]
         return {
             "kernel": get_variable("kernel", size, dtype, self._initializer),
@@ -301,7 +301,7 @@ class MultiRNNCell(Cell):
         return self._cells[-1].output_size
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """See ``Cell``."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         found = []
         for number, cell in enumerate(self._cells):
             with variable_scope(f"cell_{number}"):
@@ -310,7 +310,7 @@ class MultiRNNCell(Cell):
         return found
 
     def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
-        """See ``Cell``."""
+        """Computes the output and the next state."""
         after = []
         for cell, own, before in zip(self._cells, parameters, state, strict=True):
             inputs, now = cell.compute(own, inputs, before, time)
@@ -347,7 +347,7 @@ class DropoutWrapper(Cell):
         return self._cell.output_size
 
     def scoped_parameters(self, input_size: int, dtype: Any) -> Any:
-        """Those of the cell, and what the draw needs."""
+        """Returns the parameters, made in the variable scope of the cell."""
         return {
             "cell": self._cell.scoped_parameters(input_size, dtype),
             "keep": self._keep,
@@ -355,11 +355,11 @@ class DropoutWrapper(Cell):
         }
 
     def parameters(self, input_size: int, dtype: Any) -> Any:
-        """See ``Cell``."""
+        """Returns the variables of the open variable scope, keys and numbers that ``compute`` needs."""
         return self.scoped_parameters(input_size, dtype)
 
     def compute(self, parameters: Any, inputs: jax.Array, state: State, time: Any) -> tuple[jax.Array, State]:
-        """See ``Cell``."""
+        """Computes the output and the next state."""
         into, out_of = jax.random.split(jax.random.fold_in(parameters["key"], time))
         kept = [jnp.asarray(keep, inputs.dtype) for keep in parameters["keep"]]
         output, after = self._cell.compute(parameters["cell"], _dropped(into, inputs, kept[0]), state, time)

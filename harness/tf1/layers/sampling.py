@@ -105,7 +105,7 @@ def _logits(
     without_hits: Static,
     name: str | None = None,
 ) -> tuple[Array, Array]:
-    """[batch, num_true + num_sampled] logits of the true and the sampled classes, and what they should say."""
+    """Returns the logits of the true and the sampled classes, [batch, num_true + num_sampled], and their labels."""
     batch, true = jnp.shape(labels)
     own = jnp.reshape(rows[: batch * true], (batch, true, -1))
     of_true = jnp.einsum("bd,btd->bt", inputs, own) + jnp.reshape(biases[: batch * true], (batch, true))
@@ -175,7 +175,7 @@ def nce_loss(
     partition_strategy: str = "mod",
     name: str = "nce_loss",
 ) -> rt.Tensor:
-    """Noise-contrastive estimation (Gutmann and Hyvärinen, 2010): tells the true classes from sampled ones.
+    """Computes noise-contrastive estimation (Gutmann and Hyvärinen, 2010): true classes against sampled ones.
 
     Args:
         weights: [num_classes, dim], or a list of parts.
@@ -217,7 +217,7 @@ def sampled_softmax_loss(
     name: str = "sampled_softmax_loss",
     seed: int | None = None,
 ) -> rt.Tensor:
-    """Softmax cross entropy over the true and the sampled classes (Jean et al., 2014); arguments as ``nce_loss``."""
+    """Computes softmax cross entropy over the true and the sampled classes (Jean et al., 2014), as ``nce_loss``."""
     with rt.Graph.of(inputs, labels).as_default(), rt.name_scope(name) as scope:
         logits, wanted = _sampled_logits(
             weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,

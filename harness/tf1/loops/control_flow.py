@@ -34,7 +34,7 @@ def cond(
     fn1: Made | None = None,
     fn2: Made | None = None,
 ) -> Nest:
-    """What ``true_fn`` gives, or ``false_fn``. Both are called now; a step computes one, and does what is done in it.
+    """Calls both functions now; a step computes the chosen one and does what is done in that one.
 
     Args:
         pred: a bool scalar.
@@ -100,7 +100,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Nest:
-    """What the function of the first true predicate gives; see ``tf.cond``.
+    """Returns the result of the function of the first true predicate; see ``tf.cond``.
 
     Args:
         pred_fn_pairs: pairs of a bool scalar and a function, or a dictionary of them.

@@ -28,26 +28,26 @@ class Unwritten:
     """What was written last, for its shape."""
 
     def content(self) -> rt.Tensor:
-        """The tensor. Raises ValueError when its shape is not known."""
+        """Returns the tensor. Raises ValueError when its shape is not known."""
         raise NotImplementedError
 
     def like(self, value: rt.Tensor) -> rt.Tensor:
-        """The tensor, when its rows have the shape of ``value``."""
+        """Returns the tensor, whose rows must have the shape of ``value``."""
         raise NotImplementedError
 
 
 def flatten(nest: Nest) -> tuple[list[object], PyTreeDef]:
-    """The leaves of a nest, None among them, and its structure."""
+    """Returns the leaves of a nest, None among them, and its structure."""
     return jax.tree.flatten(nest, is_leaf=lambda leaf: leaf is None)
 
 
 def unflatten(structure: PyTreeDef, leaves: Sequence[object]) -> Nest:
-    """The nest of this structure."""
+    """Returns the nest of this structure."""
     return jax.tree.unflatten(structure, leaves)
 
 
 def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
-    """The leaves of a nest as tensors, and its structure. An operation becomes a tensor that is there when it has run.
+    """Returns the leaves of a nest as tensors, and its structure. An operation becomes a tensor that waits for it.
 
     Raises:
         ValueError: there is a None among them.
@@ -57,7 +57,7 @@ def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
 
 
 def tensor(leaf: Nest, what: str) -> rt.Tensor:
-    """A leaf as a tensor, as ``tensors`` makes it."""
+    """Returns a leaf as a tensor, as ``tensors`` makes it."""
     if leaf is None:
         raise ValueError(f"{what} must give tensors, not None")
     if isinstance(leaf, Unwritten):
@@ -76,18 +76,18 @@ def callables(**functions: object) -> None:
 
 
 def unpacked(nest: Nest, strict: bool) -> Nest:
-    """``x`` for ``[x]``, as TensorFlow gives it, unless ``strict``."""
+    """Returns ``x`` for ``[x]``, as TensorFlow does, unless ``strict``."""
     single = isinstance(nest, list | tuple) and len(nest) == 1 and not hasattr(nest, "_fields")
     return nest[0] if single and not strict else nest
 
 
 def compatible(one: rt.Tensor, other: rt.Tensor) -> bool:
-    """Whether both may be of one shape."""
+    """Returns True if both may be of one shape."""
     return TensorShape(one.shape).is_compatible_with(other.shape)
 
 
 def operation(fn: Callable[..., object], name: str, parts: Sequence[Subgraph], *inputs: object) -> list[rt.Tensor]:
-    """One operation ``fn(*inputs, arrays captured by each of parts ...)``."""
+    """Adds one operation ``fn(*inputs, arrays captured by each of parts ...)``."""
     types = [t for part in parts for t in part.wide_types]
     after = [op for part in parts for op in part.after]
     with rt.control_dependencies(after):

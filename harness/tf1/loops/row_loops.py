@@ -19,7 +19,7 @@ public = Public("tf", "Conditionals and loops")
 
 
 def _row(tensor: rt.Tensor, what: str) -> rt.Tensor:
-    """What stands for one row of it."""
+    """Returns the placeholder that stands for one row."""
     if tensor.shape == ():
         raise ValueError(f"{what}: {tensor.name!r} is a scalar, and has no rows")
     return rt.placeholder(tensor.dtype, None if tensor.shape is None else tensor.shape[1:], "row")
@@ -38,7 +38,7 @@ def _over_rows(
     last: bool = False,
     back_prop: bool = True,
 ) -> Nest:
-    """``jax.lax.scan`` of a function of the program.
+    """Runs ``jax.lax.scan`` over a function of the program.
 
     Args:
         what: "tf.scan".
@@ -120,7 +120,7 @@ def map_fn(
     infer_shape: bool = True,
     name: str | None = None,
 ) -> Nest:
-    """``fn`` of each row of ``elems``, stacked.
+    """Applies ``fn`` to each row of ``elems``, and stacks the results.
 
     Args:
         fn: a function of a row of each.
@@ -147,7 +147,7 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Nest:
-    """``a = fn(a, row)`` for each row of ``elems``; gives all ``a``, stacked.
+    """Computes ``a = fn(a, row)`` for each row of ``elems``, and stacks all ``a``.
 
     Args:
         fn: a function of what it gave last and of a row.

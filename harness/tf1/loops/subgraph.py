@@ -126,7 +126,7 @@ class Subgraph:
         return tuple(jnp.asarray(values[t], t.dtype) for t in results)
 
     def with_step(self, captured: Sequence[AnyArray], turn: jax.Array) -> list[AnyArray]:
-        """``captured`` for one turn of a loop: random numbers are other ones in each, though the step is the same."""
+        """Returns ``captured`` for one turn of a loop, with other random numbers for each turn of a step."""
         mixed = []
         for tensor, array in zip(self.captured, captured, strict=True):
             if isinstance(tensor.op.body, kinds.StepId):

@@ -137,7 +137,7 @@ class TensorArray:
         self._of.shape = self._of.shape.merge_with(shape)
 
     def write(self, index: rt.TensorLike, value: rt.TensorLike, name: str | None = None) -> TensorArray:
-        """The array with ``value`` as the row ``index``. Raises ValueError for another type or shape than it has."""
+        """Returns the array with ``value`` as row ``index``. Raises ValueError for another type or shape."""
         row = self._checked(value)
         self._row_like(row.shape)
         self._of.written = row
@@ -148,30 +148,30 @@ class TensorArray:
         return self._with(made)
 
     def read(self, index: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-        """The row ``index``."""
+        """Returns the row ``index``."""
         return gather(self._rows(), index, name=name)
 
     def gather(self, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-        """The rows ``indices``."""
+        """Returns the rows ``indices``."""
         return self.read(indices, name)
 
     def stack(self, name: str | None = None) -> rt.Tensor:
-        """All rows as one tensor."""
+        """Returns all rows as one tensor."""
         return rt.identity(self._rows(), name or "TensorArrayStack")
 
     def concat(self, name: str | None = None) -> rt.Tensor:
-        """The rows behind each other, along their first axis."""
+        """Joins the rows along their first axis."""
         joined: rt.Tensor = _concat(self._rows(), name)
         return joined
 
     def unstack(self, value: rt.TensorLike, name: str | None = None) -> TensorArray:
-        """The array with the rows of ``value``."""
+        """Returns the array with the rows of ``value``."""
         rows = self._checked(value)
         self._row_like(None if rows.shape is None else rows.shape[1:])
         return self._with(rows)
 
     def scatter(self, indices: rt.TensorLike, value: rt.TensorLike, name: str | None = None) -> TensorArray:
-        """The array with the rows of ``value`` as the rows ``indices``."""
+        """Returns the array with the rows of ``value`` as the rows ``indices``."""
         rows = self._checked(value)
         self._row_like(None if rows.shape is None else rows.shape[1:])
         before = self._content if isinstance(self._content, rt.Tensor) else self._of.like(rows[0])
@@ -180,15 +180,15 @@ class TensorArray:
         return self._with(made)
 
     def size(self, name: str | None = None) -> rt.Tensor:
-        """The number of rows."""
+        """Returns the number of rows."""
         return as_tensor(self._of.size)
 
     def identity(self) -> TensorArray:
-        """The same array."""
+        """Returns the same array."""
         return self._with(self._content)
 
     def close(self, name: str | None = None) -> rt.Operation:
-        """Nothing to do."""
+        """Does nothing: an array holds no resource here."""
         return rt.no_op(name=name or "TensorArrayClose")
 
     # old names

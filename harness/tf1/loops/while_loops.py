@@ -101,7 +101,7 @@ def _scalar_bool(going: Nest) -> rt.Tensor:
 
 
 def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
-    """What stands for a loop variable in the body."""
+    """Returns the placeholder that stands for a loop variable in the body."""
     if begin is not None:
         return rt.placeholder(begin.dtype, begin.shape, "Identity")
     assert isinstance(leaf, Unwritten)
@@ -112,7 +112,7 @@ def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
 def _begin(
     leaf: object, begin: rt.Tensor | None, known: Sequence[rt.Tensor | None], stands: Sequence[rt.Tensor]
 ) -> rt.Tensor:
-    """What a loop variable is at first: of a ``tf.TensorArray`` without rows, zeros of the shape that is written."""
+    """Returns the first value of a loop variable; of an empty ``tf.TensorArray`` zeros of the written shape."""
     if begin is not None:
         return begin
     assert isinstance(leaf, Unwritten)
@@ -194,7 +194,7 @@ class _Loop:
         self._counters = self._find_counters()
 
     def _find_counters(self) -> Deferred | None:
-        """The values from which the number of turns is found before the step; None where it depends on others.
+        """Finds the values that determine the number of turns before the step; None where others take part.
 
         They are those of the loop variables at first, and of captured tensors. ``_wanted`` says which.
         """
@@ -215,11 +215,11 @@ class _Loop:
         return found if isinstance(found, Deferred) else Deferred(found, ())
 
     def _turns_of(self) -> list[tuple[rt.Tensor, rt.Tensor]]:
-        """Each loop variable, and what it becomes in one turn."""
+        """Returns each loop variable with its value after one turn."""
         return list(zip(self._turn.arguments, self._turn.results, strict=True))
 
     def _count(self, sources: Arrays, begin: Arrays, of_test: Arrays, of_turn: Arrays) -> int | None:
-        """The number of turns; None when it is not known before the step."""
+        """Returns the number of turns; None when it is not known before the step."""
         if self._counters is None:
             return None
         values = self._counters.value(sources)
@@ -233,7 +233,7 @@ class _Loop:
     def _run_counters(
         self, known: Mapping[rt.Tensor, jax.Array], begin: Arrays, of_test: Arrays, of_turn: Arrays
     ) -> jax.Array:
-        """How many turns the counters alone make; of the other loop variables, ``begin``, only the shapes are used."""
+        """Counts the turns by the counters alone; of the other loop variables, ``begin``, only shapes are used."""
         counters = [(a, r) for a, r in self._turns_of() if a in known]
         names, results = [a for a, _ in counters], [r for _, r in counters]
 
@@ -252,7 +252,7 @@ class _Loop:
         return turns
 
     def made(self, name: str, back_prop: bool) -> list[rt.Tensor]:
-        """The loop variables at the end."""
+        """Returns the loop variables at the end."""
         limit = self._limit
         sources = [list(d.sources) if isinstance(d, Deferred) else [] for d in (self._counters, limit)]
 
@@ -292,7 +292,7 @@ class _Loop:
     def _until(
         self, begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | int | None
     ) -> tuple[jax.Array, Arrays]:
-        """The number of turns, and the loop variables after them."""
+        """Returns the number of turns, and the loop variables after them."""
 
         def going(state: tuple[jax.Array, Arrays]) -> jax.Array:
             more = self._test(state[1], of_test)[0]
@@ -305,7 +305,7 @@ class _Loop:
         return found
 
     def _as_often(self) -> Callable[[Arrays, Arrays, Arrays, jax.Array | None], Arrays]:
-        """As many turns as there are; its derivative makes the state before each turn anew, from the beginning.
+        """Runs all turns; the derivative makes the state before each turn again, from the beginning.
 
         XLA has no stack that grows, so states cannot be kept for a number of turns that nobody knows: n turns cost
         n * n / 2 in the derivative.
@@ -350,7 +350,7 @@ class _Loop:
         return loop
 
     def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
-        """As many turns as there are; its derivative goes through ``most`` turns, of which the last do nothing."""
+        """Runs all turns; the derivative passes through ``most`` turns, of which the last do nothing."""
 
         def padded(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
             def step(state: tuple[jax.Array, Arrays], turn: jax.Array) -> tuple[tuple[jax.Array, Arrays], None]:
@@ -370,7 +370,7 @@ class _Loop:
 
 
 def _with(values: Sequence[_Value], places: Sequence[int], others: Sequence[_Value]) -> list[_Value]:
-    """``values``, with others in some places."""
+    """Returns ``values``, with others in some places."""
     found = list(values)
     for place, other in zip(places, others, strict=True):
         found[place] = other

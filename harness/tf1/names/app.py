@@ -13,7 +13,7 @@ from harness.tf1.names.missing import namespace as _namespace
 
 
 def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
-    """``absl.app.run``: parses the flags, calls ``main(argv)`` with what is left, and exits with what that returns.
+    """Calls ``absl.app.run``, which parses the flags, calls ``main(argv)`` and exits with the result.
 
     Args:
         main: the function; ``main`` of the program by default.

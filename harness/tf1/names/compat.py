@@ -6,7 +6,7 @@ from harness.tf1.names.missing import namespace as _namespace
 
 
 def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
-    """``bytes_or_text`` as bytes. Raises TypeError when it is neither."""
+    """Returns ``bytes_or_text`` as bytes. Raises TypeError when it is neither."""
     if isinstance(bytes_or_text, str):
         return bytes_or_text.encode(encoding)
     if isinstance(bytes_or_text, bytes):
@@ -15,7 +15,7 @@ def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
-    """``bytes_or_text`` as text. Raises TypeError when it is neither."""
+    """Returns ``bytes_or_text`` as text. Raises TypeError when it is neither."""
     return as_bytes(bytes_or_text, encoding).decode(encoding)
 
 

@@ -117,14 +117,14 @@ THE_REST: dict[str, str] = {
 
 
 def advice(full: str) -> str:
-    """What to use instead of a name such as "tf.nn.ctc_loss", or of what it lies in; empty where nobody has said."""
+    """Returns what to use instead of a name such as "tf.nn.ctc_loss", or of its module; empty without advice."""
     parts = full.split(".")
     known = THE_REST | INSTEAD
     return next((known[name] for n in range(len(parts), 1, -1) if (name := ".".join(parts[:n])) in known), "")
 
 
 def absent(namespace: str, name: str) -> AttributeError:
-    """The error for a name that is not there, with advice where there is some.
+    """Makes the error for a missing name, with advice where there is some.
 
     Args:
         namespace: such as "tf.nn".

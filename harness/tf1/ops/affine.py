@@ -23,7 +23,7 @@ class _NotAffineError(Exception):
 
 
 def distance(start: rt.TensorLike, end: rt.TensorLike) -> int | None:
-    """``end - start`` where that is the same in every step, else None."""
+    """Returns ``end - start`` where the difference is the same in every step, else None."""
     apart = _plus(_form(end), _form(start), -1)
     return None if any(count for tensor, count in apart.items() if tensor is not None) else apart.get(None, 0)
 

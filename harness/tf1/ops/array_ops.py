@@ -29,7 +29,7 @@ def _shape_op(input: Array, out_type: Type, name: str | None = None) -> Array:  
 
 @public.add()
 def shape(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
-    """The shape as a vector; it may be used where another function takes a shape."""
+    """Returns the shape as a vector, which may be used where another function takes a shape."""
     return looks_at_shape_only(_shape_op(as_tensor(input), out_type, name))
 
 
@@ -40,7 +40,7 @@ def _size_op(input: Array, out_type: Type, name: str | None = None) -> Array:  #
 
 @public.add()
 def size(input: rt.TensorLike, name: str | None = None, out_type: DTypeLike = _INT) -> rt.Tensor:  # noqa: A002
-    """The number of elements."""
+    """Returns the number of elements."""
     return looks_at_shape_only(_size_op(as_tensor(input), out_type, name))
 
 
@@ -51,24 +51,24 @@ def _rank_op(input: Array, name: str | None = None) -> Array:  # noqa: A002
 
 @public.add()
 def rank(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
-    """The number of dimensions."""
+    """Returns the number of dimensions."""
     return looks_at_shape_only(_rank_op(as_tensor(input), name))
 
 
 @public.add()
 def shape_n(input: Sequence[rt.TensorLike], out_type: DTypeLike = _INT, name: str | None = None) -> list[rt.Tensor]:  # noqa: A002
-    """The shape of each of a list of tensors."""
+    """Returns the shape of each of a list of tensors."""
     return [shape(i, name, out_type) for i in input]
 
 
 def as_tensor(value: rt.TensorLike) -> rt.Tensor:
-    """``value`` as a tensor: itself, or a constant."""
+    """Returns ``value`` as a tensor: itself, or a constant."""
     return rt.as_tensor(constant(value))
 
 
 @public.op("Reshape")
 def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
-    """``jax.numpy.reshape``; -1 stands for what is left."""
+    """Calls ``jax.numpy.reshape``; -1 stands for what is left."""
     if isinstance(shape, int):
         raise ValueError(f"a shape is a list, as in [{shape}]")
     try:
@@ -81,7 +81,7 @@ def reshape(tensor: Array, shape: Static, name: str | None = None) -> Array:
 
 @public.op("ExpandDims")
 def expand_dims(input: Array, axis: Static = None, name: str | None = None, dim: Static = None) -> Array:  # noqa: A002
-    """``jax.numpy.expand_dims``."""
+    """Calls ``jax.numpy.expand_dims``."""
     where = either(axis=axis, dim=dim)
     if where is None:
         raise ValueError("give an axis")
@@ -95,26 +95,26 @@ def squeeze(
     name: str | None = None,
     squeeze_dims: Static = None,
 ) -> Array:
-    """``jax.numpy.squeeze``; all axes of size 1 by default."""
+    """Calls ``jax.numpy.squeeze``; all axes of size 1 by default."""
     over = either(axis=axis, squeeze_dims=squeeze_dims)
     return jnp.squeeze(input, (tuple(dict.fromkeys(over)) or None) if isinstance(over, list) else over)
 
 
 @public.op("Transpose")
 def transpose(a: Array, perm: Static = None, name: str = "transpose") -> Array:
-    """``jax.numpy.transpose``."""
+    """Calls ``jax.numpy.transpose``."""
     return jnp.transpose(a, perm)
 
 
 @public.op("matrix_transpose")
 def matrix_transpose(a: Array, name: str | None = None) -> Array:
-    """The last two axes exchanged."""
+    """Swaps the last two axes."""
     return jnp.swapaxes(a, -1, -2)
 
 
 @public.op("BroadcastTo")
 def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:  # noqa: A002
-    """``jax.numpy.broadcast_to``."""
+    """Calls ``jax.numpy.broadcast_to``."""
     return jnp.broadcast_to(input, shape)
 
 
@@ -122,37 +122,37 @@ def broadcast_to(input: Array, shape: Static, name: str | None = None) -> Array:
 
 
 def as_sizes(shape: Static) -> tuple[int, ...]:
-    """A shape, of which one number stands for one dimension."""
+    """Returns a shape; a number stands for one dimension."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 @public.op("zeros")
 def zeros(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
-    """``jax.numpy.zeros``."""
+    """Calls ``jax.numpy.zeros``."""
     return jnp.zeros(as_sizes(shape), dtype)
 
 
 @public.op("ones")
 def ones(shape: Static, dtype: Type = np.float32, name: str | None = None) -> Array:
-    """``jax.numpy.ones``."""
+    """Calls ``jax.numpy.ones``."""
     return jnp.ones(as_sizes(shape), dtype)
 
 
 @public.op("zeros_like")
 def zeros_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
-    """``jax.numpy.zeros_like``."""
+    """Calls ``jax.numpy.zeros_like``."""
     return jnp.zeros_like(tensor, dtype)
 
 
 @public.op("ones_like")
 def ones_like(tensor: Array, dtype: Type | None = None, name: str | None = None, optimize: bool = True) -> Array:
-    """``jax.numpy.ones_like``."""
+    """Calls ``jax.numpy.ones_like``."""
     return jnp.ones_like(tensor, dtype)
 
 
 @public.op("Fill")
 def fill(dims: Static, value: Array, name: str | None = None) -> Array:
-    """``jax.numpy.full``."""
+    """Calls ``jax.numpy.full``."""
     if jnp.ndim(value):
         raise ValueError(f"the value must be a scalar, not of shape {jnp.shape(value)}")
     return jnp.full(as_sizes(dims), value)
@@ -166,14 +166,14 @@ def eye(
     dtype: Type = np.float32,
     name: str | None = None,
 ) -> Array:
-    """``jax.numpy.eye``, once for each place of ``batch_shape``."""
+    """Calls ``jax.numpy.eye``, once for each place of ``batch_shape``."""
     one = jnp.eye(num_rows, num_columns, dtype=dtype)
     return jnp.broadcast_to(one, (*(batch_shape or ()), *one.shape))
 
 
 @public.op("LinSpace", "lin_space", "linspace")
 def linspace(start: Array, stop: Array, num: Static, name: str | None = None) -> Array:
-    """``jax.numpy.linspace``."""
+    """Calls ``jax.numpy.linspace``."""
     return jnp.linspace(start, stop, num)
 
 
@@ -185,14 +185,14 @@ def range(
     dtype: DTypeLike | None = None,
     name: str = "range",
 ) -> rt.Tensor:  # noqa: A001
-    """``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
+    """Calls ``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
     first, last = (0, start) if limit is None else (start, limit)
     wanted = as_dtype(_widest(first, last, delta) if dtype is None else dtype).dtype
     return _range_op(first, last, delta, wanted, name)
 
 
 def _widest(*values: rt.TensorLike) -> rt.lowlevel.DType:
-    """The last of TensorFlow's types of a range that is among those of ``values``."""
+    """Returns the last of TensorFlow's types of a range that is among those of ``values``."""
     order = [np.dtype(t) for t in (np.int32, np.int64, np.float32, np.float64)]
     return max((own_dtype(v) for v in values), key=order.index)
 
@@ -214,7 +214,7 @@ def one_hot(
     dtype: Type | None = None,
     name: str | None = None,
 ) -> Array:
-    """``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
+    """Calls ``jax.nn.one_hot`` with other values than 1 and 0 where asked for; float32 by default."""
     if not jnp.issubdtype(jnp.result_type(indices), np.integer):
         raise WrongType(f"the indices must be integers, not {jnp.result_type(indices)}")
     hot = jax.nn.one_hot(indices, depth, axis=-1 if axis is None else axis, dtype=bool)
@@ -227,20 +227,20 @@ def one_hot(
 
 
 def own_dtype(value: rt.TensorLike) -> rt.lowlevel.DType:
-    """The dtype that TensorFlow gives a value: int32 and float32 for Python numbers, whatever is beside them."""
+    """Returns the dtype that TensorFlow gives a value: int32 and float32 for Python numbers, whatever is beside."""
     return np.dtype(value.dtype) if hasattr(value, "dtype") else to_array(value).dtype
 
 
 @public.op("Diag")
 def diag(diagonal: Array, name: str | None = None) -> Array:
-    """A tensor with ``diagonal`` on its diagonal, and twice its rank."""
+    """Returns a tensor with ``diagonal`` on its diagonal, and twice its rank."""
     flat = jnp.ravel(diagonal)
     return jnp.diag(flat).reshape(jnp.shape(diagonal) * 2)
 
 
 @public.op("DiagPart")
 def diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
-    """The diagonal that ``tf.diag`` puts."""
+    """Returns the diagonal that ``tf.diag`` makes."""
     half = jnp.shape(input)[: jnp.ndim(input) // 2]
     side = int(np.prod(half))
     diagonal: Array = jnp.diagonal(jnp.reshape(input, (side, side)))
@@ -255,14 +255,14 @@ def matrix_diag(diagonal: Array, name: str | None = None) -> Array:
 
 @public.op("MatrixDiagPart")
 def matrix_diag_part(input: Array, name: str | None = None) -> Array:  # noqa: A002
-    """The diagonals of the matrices in the last two axes."""
+    """Returns the diagonals of the matrices in the last two axes."""
     diagonals: Array = jnp.diagonal(input, axis1=-2, axis2=-1)
     return diagonals
 
 
 @public.op("MatrixBandPart")
 def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: str | None = None) -> Array:  # noqa: A002
-    """The matrices with only so many diagonals below and above the main one; -1 keeps all."""
+    """Returns the matrices with only so many diagonals below and above the main one; -1 keeps all."""
     rows, columns = jnp.shape(input)[-2:]
     if num_lower > rows or num_upper > columns:
         raise ValueError(f"{num_lower} and {num_upper} are more diagonals than [{rows}, {columns}] has")
@@ -273,7 +273,7 @@ def matrix_band_part(input: Array, num_lower: Static, num_upper: Static, name: s
 
 @public.op("SequenceMask")
 def sequence_mask(lengths: Array, maxlen: Static = None, dtype: Type = np.bool_, name: str | None = None) -> Array:
-    """For each length a row of that many ones; ``maxlen`` must be given, because XLA needs the shape."""
+    """Makes a row of ones for each length; ``maxlen`` must be given, because XLA needs the shape."""
     if maxlen is None:
         raise ValueError("sequence_mask needs maxlen: its shape must be known before the step runs")
     return (jnp.arange(maxlen) < jnp.expand_dims(jnp.asarray(lengths), -1)).astype(dtype)

@@ -17,13 +17,13 @@ public = Public("tf", "Limits")
 
 @public.op("clip_by_value", takes="int float")
 def clip_by_value(t: Array, clip_value_min: Array, clip_value_max: Array, name: str | None = None) -> Array:
-    """``t`` within limits; its derivative is 1 at the limits too."""
+    """Limits ``t``; the derivative is 1 at the limits too."""
     return maximum(minimum(t, clip_value_max), clip_value_min)
 
 
 @public.op("clip_by_norm")
 def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | None = None) -> Array:
-    """``t``, scaled down where its Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
+    """Scales ``t`` down where the Euclidean norm over ``axes`` (all) is above ``clip_norm``."""
     squares = jnp.sum(jnp.square(t), as_axes(axes), keepdims=True)
     norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), squares)  # no NaN in its derivative
     return t * clip_norm / maximum(norm, clip_norm)
@@ -31,7 +31,7 @@ def clip_by_norm(t: Array, clip_norm: Array, axes: Static = None, name: str | No
 
 @public.op("clip_by_average_norm")
 def clip_by_average_norm(t: Array, clip_norm: Array, name: str | None = None) -> Array:
-    """``t``, scaled down where its norm divided by its number of elements is above ``clip_norm``."""
+    """Scales ``t`` down where the norm divided by the number of elements is above ``clip_norm``."""
     norm = jnp.sqrt(jnp.sum(jnp.square(t))) / jnp.size(t)
     return t * (clip_norm / jnp.maximum(norm, clip_norm))
 
@@ -43,7 +43,7 @@ def _global_norm(t_list: Arrays, name: str | None = None) -> Array:
 
 @public.add()
 def global_norm(t_list: Sequence[rt.TensorLike], name: str | None = None) -> rt.Tensor:
-    """The Euclidean norm of all elements of all tensors; None among them is left out."""
+    """Computes the Euclidean norm of all elements of all tensors; None among them is left out."""
     return _global_norm([t for t in t_list if t is not None], name)
 
 
@@ -60,7 +60,7 @@ def clip_by_global_norm(
     use_norm: rt.TensorLike | None = None,
     name: str | None = None,
 ) -> tuple[list[Any], Any]:
-    """All tensors scaled by one factor so that their common norm is at most ``clip_norm``, and the norm before.
+    """Scales all tensors by one factor so that their norm is at most ``clip_norm``; returns the norm before too.
 
     All become NaN where the norm is not finite.
     """

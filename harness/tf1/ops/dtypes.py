@@ -84,7 +84,7 @@ class DType:
         return _limits(self).max
 
     def is_compatible_with(self, other: object) -> bool:
-        """Whether a value of ``other`` can be used as this type without a cast."""
+        """Returns True if a value of ``other`` can be used as this type without a cast."""
         return bool(self == other)
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +148,7 @@ _BY_PYTHON_TYPE: dict[type, str] = {
 
 
 def as_dtype(type_value: Any) -> DType:
-    """The data type that ``type_value`` names, by TensorFlow's rules.
+    """Returns the data type that ``type_value`` names, by TensorFlow's rules.
 
     Args:
         type_value: a DType, a numpy dtype or type, TensorFlow's name ("float" is float32), or Python's ``float``
@@ -183,7 +183,7 @@ def _of_numpy(type_value: Any) -> DType | None:
 
 
 def _mixed(value: Any) -> bool:
-    """Whether strings and other things are in one list: numpy would write the numbers down."""
+    """Returns True if a list holds strings and other things: numpy would write the numbers down."""
     return isinstance(value, list | tuple) and any(
         _mixed(v) if isinstance(v, list | tuple) else not isinstance(v, str | bytes | np.ndarray | np.generic)
         for v in value
@@ -191,7 +191,7 @@ def _mixed(value: Any) -> bool:
 
 
 def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "value") -> rt.lowlevel.Array:
-    """``value`` as an array by TensorFlow's rules.
+    """Converts ``value`` to an array by TensorFlow's rules.
 
     A numpy array or scalar keeps its dtype. Python numbers, and lists of them, become int32 (int64 when one does not
     fit), float32, complex128 or bool. Strings become an object array of bytes.

@@ -49,7 +49,7 @@ def literal(indices: Any) -> rt.lowlevel.Array | None:
 
 
 def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") -> int | None:
-    """The static size of an axis, None when it is not known. Raises ValueError, naming ``what``, for no axis."""
+    """Returns the static size of an axis, None when unknown. Raises ValueError, naming ``what``, for no axis."""
     shape = tensor.shape if is_tensor(tensor) else to_array(tensor).shape
     if shape is None or not isinstance(axis, int):
         return None
@@ -59,7 +59,7 @@ def axis_size(tensor: rt.TensorLike, axis: rt.TensorLike = 0, what: str = "") ->
 
 
 def inside(indices: rt.TensorLike, size: int) -> jax.Array:
-    """int32 or int64 indices; those outside of [0, size) become ``size``, which JAX takes for outside too."""
+    """Returns int32 or int64 indices; those outside of [0, size) become ``size``, which JAX takes for outside too."""
     found = jnp.asarray(indices)
     found = found.astype(np.int32) if found.dtype.itemsize < 4 else found
     return jnp.where((found < 0) | (found >= size), jnp.asarray(size, found.dtype), found)

@@ -29,7 +29,7 @@ def _concat_op(values: Arrays, axis: Static, name: str | None = None) -> Array:
 
 @public.add()
 def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> rt.Tensor:
-    """``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
+    """Calls ``jax.numpy.concatenate``: ``concat(values, axis)``, or ``concat(axis, values)`` as before 1.0."""
     if isinstance(axis, list | tuple) and not isinstance(values, list | tuple):
         values, axis = axis, values
     return _concat_op(values if isinstance(values, list | tuple) else [values], axis, name)
@@ -37,13 +37,13 @@ def concat(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat") -> 
 
 @public.add()
 def concat_v2(values: rt.TensorLike, axis: rt.TensorLike, name: str = "concat_v2") -> rt.Tensor:
-    """The same as ``concat``."""
+    """Calls ``concat``."""
     return concat(values, axis, name)
 
 
 @public.op("stack", "stack", "pack", takes=ANY)
 def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
-    """``jax.numpy.stack``."""
+    """Calls ``jax.numpy.stack``."""
     if not values:
         return jnp.zeros((0,))
     return jnp.stack([jnp.asarray(v) for v in values], axis)
@@ -51,7 +51,7 @@ def stack(values: Arrays, axis: Static = 0, name: str = "stack") -> Array:
 
 @public.add()
 def parallel_stack(values: rt.TensorLike, name: str = "parallel_stack") -> rt.Tensor:
-    """The same as ``stack``."""
+    """Calls ``stack``."""
     return stack(values, 0, name)
 
 
@@ -67,7 +67,7 @@ def _count(number: int) -> list[int]:
 
 @public.add("unstack", "unpack")
 def unstack(value: rt.TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[rt.Tensor]:
-    """A list of the slices along ``axis``; ``num`` is needed where that size is not known before the step runs."""
+    """Lists the slices along ``axis``; ``num`` is needed where the size is not known before the step runs."""
     tensor = as_tensor(value)
     size = None
     if tensor.shape is not None:
@@ -95,7 +95,7 @@ def _split_op(
 
 @public.add()
 def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
-    """``split(value, num_or_size_splits, axis=0, name)``, or ``split(split_dim, num_split, value, name)`` before 1.0.
+    """Splits by ``(value, num_or_size_splits, axis=0, name)``, or before 1.0 ``(split_dim, num_split, value, name)``.
 
     Sizes must add up to the size of the axis.
 
@@ -128,7 +128,7 @@ def split(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
 
 @public.add()
 def split_v(*args: Any, **kwargs: Any) -> list[rt.Tensor]:
-    """The same as ``split``."""
+    """Calls ``split``."""
     return split(*args, **kwargs)
 
 
@@ -150,7 +150,7 @@ def _sizes(parts: list[int], value: rt.Tensor, axis: int) -> list[int]:
 
 
 def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
-    """``value`` with a static size in the place of an unknown one: the step is traced with what is fed."""
+    """Gives ``value`` a static size in place of an unknown one: the step is traced with what is fed."""
     if value.shape is None or value.shape[axis] is not None:
         return value
     shape = list(value.shape)
@@ -162,7 +162,7 @@ def _of_size(value: rt.Tensor, axis: int, size: int) -> rt.Tensor:
 
 @public.op("Tile")
 def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # noqa: A002
-    """``jax.numpy.tile``."""
+    """Calls ``jax.numpy.tile``."""
     if len(multiples) != jnp.ndim(input) or min(multiples, default=0) < 0:
         raise ValueError(f"{multiples} is not one number, 0 or more, for each axis of {jnp.shape(input)}")
     return jnp.tile(input, multiples)
@@ -172,7 +172,7 @@ def tile(input: Array, multiples: Static, name: str | None = None) -> Array:  # 
 def pad(
     tensor: Array, paddings: Static, mode: str = "CONSTANT", name: str | None = None, constant_values: rt.TensorLike = 0
 ) -> Array:  # noqa: E501
-    """``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
+    """Calls ``jax.numpy.pad``, in mode "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     how = mode.lower()
     shape = jnp.shape(tensor)
     if len(paddings) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in paddings):
@@ -186,7 +186,7 @@ def pad(
 
 @public.op("ReverseV2", "reverse", "reverse_v2")
 def reverse(tensor: Array, axis: Static, name: str | None = None) -> Array:
-    """``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
+    """Calls ``jax.numpy.flip`` of the axes; before 1.0 a list of bools, one for each axis."""
     if not isinstance(axis, list):
         raise ValueError(f"axes are a list, as in [{axis}]")
     flags = bool(axis) and all(isinstance(a, bool) for a in axis)
@@ -204,7 +204,7 @@ def reverse_sequence(
     seq_dim: int | None = None,
     batch_dim: int | None = None,
 ) -> rt.Tensor:
-    """The first ``seq_lengths[i]`` elements of row ``i`` from their end on; the rest stays.
+    """Reverses the first ``seq_lengths[i]`` elements of row ``i``; the rest stays.
 
     Raises:
         ValueError: no axis of the elements.
@@ -240,7 +240,7 @@ def gather(
     name: str | None = None,
     axis: rt.TensorLike = 0,
 ) -> rt.Tensor:
-    """``jax.numpy.take``; an index that the step computes and that lies outside gives NaN (integers: their limit).
+    """Calls ``jax.numpy.take``; a computed index outside gives NaN (integers: their limit).
 
     Strings are picked on the client's host, where such an index is an error.
 
@@ -278,7 +278,7 @@ def _gather_nd_op(params: Array, indices: Array, name: str | None = None) -> Arr
 
 @public.add()
 def gather_nd(params: rt.TensorLike, indices: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """The slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
+    """Takes the slices of ``params`` that the last axis of ``indices`` points to; outside as with ``gather``.
 
     Raises:
         InvalidArgumentError: a literal index lies outside.
@@ -311,7 +311,7 @@ def scatter_nd(indices: rt.TensorLike, updates: rt.TensorLike, shape: ShapeLike,
 
 
 def _places(indices: rt.TensorLike, shape: Sequence[int]) -> tuple[Array, ...]:
-    """One array of places for each axis that the last axis of ``indices`` has a number for."""
+    """Returns an array of places for each axis that the last axis of ``indices`` has a number for."""
     columns = jnp.moveaxis(jnp.asarray(indices), -1, 0)
     if len(columns) > len(shape):
         raise ValueError(f"{len(columns)} numbers point to no place in the shape {tuple(shape)}")
@@ -333,7 +333,7 @@ def _check_places(indices: rt.TensorLike, shape: Sequence[int | None] | None, wh
 
 @public.op("Select", "select", "where")
 def where(condition: Array, x: Array | None = None, y: Array | None = None, name: str | None = None) -> Array:
-    """``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y it has no static shape: refused."""
+    """Calls ``jax.numpy.where``; a vector ``condition`` chooses rows. Without x and y there is no static shape."""
     if x is None or y is None:
         raise ValueError("where(condition) alone has no static shape: use x and y, or fetch and use numpy.argwhere")
     mask = jnp.asarray(condition)
@@ -353,7 +353,7 @@ def where(condition: Array, x: Array | None = None, y: Array | None = None, name
 
 @op("TopKV2")
 def top_k_op(input: Array, k: Static, name: str | None = None) -> tuple[Array, ...]:  # noqa: A002
-    """The ``k`` largest along the last axis: (values, indices)."""
+    """Returns the ``k`` largest along the last axis: (values, indices)."""
     return tuple(jax.lax.top_k(input, k))
 
 
@@ -364,7 +364,7 @@ def _invert_permutation_op(x: Array, name: str | None = None) -> Array:
 
 @public.add()
 def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """``jax.numpy.argsort`` of a permutation; of what else the step computes, it is just that.
+    """Calls ``jax.numpy.argsort`` on a permutation, and on anything else that the step computes.
 
     Raises:
         InvalidArgumentError: a literal is no permutation.
@@ -378,7 +378,7 @@ def invert_permutation(x: rt.TensorLike, name: str | None = None) -> rt.Tensor:
 
 @public.add()
 def meshgrid(*args: rt.TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[rt.Tensor]:
-    """``jax.numpy.meshgrid``."""
+    """Calls ``jax.numpy.meshgrid``."""
     return list(_meshgrid_op(list(args), indexing, name))
 
 

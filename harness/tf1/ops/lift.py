@@ -34,7 +34,7 @@ _Defined = TypeVar("_Defined", bound=Callable[..., Any])
 
 
 def is_tensor(value: object) -> TypeGuard[rt.Tensor | rt.Variable]:
-    """True for tensors and for variables, which stand for their value."""
+    """Returns True for tensors and for variables, which stand for their value."""
     return isinstance(value, rt.Tensor | rt.Variable)
 
 
@@ -45,7 +45,7 @@ def constant(
     name: str = "Const",
     verify_shape: bool = False,
 ) -> Any:
-    """A literal. A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
+    """Makes a literal. A numpy array keeps its dtype, 64 bits included; Python numbers become int32 and float32.
 
     Args:
         value: anything numpy makes an array of.
@@ -78,7 +78,7 @@ def _filled(array: rt.lowlevel.Array, shape: tuple[int, ...], name: str) -> rt.l
 
 
 def operand(value: Any) -> Any:
-    """What an ``Array`` parameter passes on: a tensor, a Python number, or an array small enough to be a literal."""
+    """Converts an argument of an ``Array`` parameter: to a tensor, a Python number, or a small array, a literal."""
     if value is None or is_tensor(value) or isinstance(value, bool | int | float | complex):
         return value
     if holds_tensors(value):
@@ -90,7 +90,7 @@ def operand(value: Any) -> Any:
 
 
 def either(**given: Static) -> Static:
-    """The one of two names of an argument that was given, None for neither. Raises ValueError for both."""
+    """Returns the argument that was given of two names, None for neither. Raises ValueError for both."""
     found = [value for value in given.values() if value is not None]
     if len(found) > 1:
         raise ValueError(f"give {' or '.join(given)}, not both")
@@ -246,7 +246,7 @@ def run(kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str
 def _run_on_host(
     kind: str, fn: Function, tensors: Mapping[str, Any], others: Mapping[str, Any], label: str
 ) -> rt.Tensor:
-    """``run`` on the client's host, where sizes are values that are known there: of a picture in a file, say."""
+    """Does as ``run``, on the client's host, where values are known that are sizes: of a picture in a file, say."""
     sources = {k: v.sources for k, v in others.items() if isinstance(v, Deferred)}
     leaves, structure = jax.tree.flatten((dict(tensors), sources))
     places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
@@ -289,7 +289,7 @@ def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str)
 
 
 def origin(fn: Function) -> str:
-    """Where a reader finds ``fn``: ``jax.numpy.exp``."""
+    """Names the place where a reader finds ``fn``: ``jax.numpy.exp``."""
     module = str(fn.__module__)
     for public in ("jax.numpy", "jax.nn", "jax.lax", "jax.scipy.special"):
         if getattr(importlib.import_module(public), fn.__name__, None) is fn:
@@ -304,12 +304,12 @@ _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex", "O"
 
 
 def _kind_of(dtype: rt.lowlevel.DType) -> str:
-    """What ``takes`` calls ``dtype``; numpy knows nothing of bfloat16."""
+    """Returns the word for ``dtype`` in ``takes``; numpy knows nothing of bfloat16."""
     return "float" if jnp.issubdtype(dtype, np.floating) else _KINDS.get(dtype.kind, dtype.name)
 
 
 def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, str], takes: str) -> dict[str, object]:
-    """The tensors among ``arguments``, with literals as wide as the first one: ``x / np.float64(2)`` is as wide as x.
+    """Returns the tensors of ``arguments``; literals are as wide as the first one: ``x / np.float64(2)`` as wide as x.
 
     Raises:
         TypeError: two dtypes, or one that ``shown`` does not take.
@@ -336,7 +336,7 @@ def _of_one_dtype(shown: str, arguments: Mapping[str, Any], kinds: Mapping[str, 
 
 
 def _dtype_of(value: rt.TensorLike, lead: rt.lowlevel.DType | None) -> rt.lowlevel.DType | None:
-    """The dtype of an argument; a Python number takes that of the tensor beside it, where that can hold it."""
+    """Returns the dtype of an argument; a Python number takes that of the tensor beside it, if that can hold it."""
     if is_tensor(value):
         return value.dtype
     if holds_tensors(value):
@@ -365,5 +365,5 @@ def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
 
 
 def holds_tensors(value: object) -> bool:
-    """Whether it is a list, nested or not, with a tensor in it."""
+    """Returns True if it is a list, nested or not, with a tensor in it."""
     return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))

@@ -21,19 +21,19 @@ public = Public("tf", "Arithmetic")
 
 
 def _div(x: Array, y: Array) -> Array:
-    """Division by Python 2's rules: integers stay integers, rounded down."""
+    """Divides by Python 2's rules: integers stay integers, rounded down."""
     both_whole = all(jnp.issubdtype(jnp.result_type(v), np.integer) for v in (x, y))
     return jnp.floor_divide(x, y) if both_whole else jnp.true_divide(x, y)
 
 
 def _floordiv(x: Array, y: Array) -> Array:
-    """The quotient rounded down; of an infinite number it is infinite."""
+    """Computes the quotient rounded down; of an infinite number it is infinite."""
     whole = jnp.issubdtype(jnp.result_type(x, y), np.integer)
     return jnp.floor_divide(x, y) if whole else jnp.floor(jnp.true_divide(x, y))
 
 
 def _truncatediv(x: Array, y: Array) -> Array:
-    """Division rounded towards zero."""
+    """Divides, and rounds towards zero."""
     kind = jnp.result_type(x, y)
     if jnp.issubdtype(kind, np.integer):
         return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(x, kind), jnp.asarray(y, kind)))
@@ -41,7 +41,7 @@ def _truncatediv(x: Array, y: Array) -> Array:
 
 
 def _abs(x: Array) -> Array:
-    """The absolute value; its derivative at 0 is 0."""
+    """Computes the absolute value; the derivative at 0 is 0."""
     return jnp.where(jnp.equal(x, 0), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
 
 
@@ -50,23 +50,23 @@ def _is_nan(x: Array) -> Array | bool:
 
 
 def maximum(x: Array, y: Array) -> Array:
-    """The larger one; of two equal ones ``x``, which gets the whole derivative."""
+    """Returns the larger one; of two equal ones ``x``, which gets the whole derivative."""
     return jnp.where(jnp.greater_equal(x, y) | _is_nan(x), x, y)
 
 
 def minimum(x: Array, y: Array) -> Array:
-    """The smaller one; of two equal ones ``x``, which gets the whole derivative."""
+    """Returns the smaller one; of two equal ones ``x``, which gets the whole derivative."""
     return jnp.where(jnp.less_equal(x, y) | _is_nan(x), x, y)
 
 
 def _squared_difference(x: Array, y: Array) -> Array:
-    """(x - y) squared; of complex numbers their distance squared."""
+    """Computes (x - y) squared; of complex numbers their distance squared."""
     apart = jnp.subtract(x, y)
     return apart * jnp.conj(apart)
 
 
 def _scaled(scalar: Array, x: Array) -> Array:
-    """``jax.numpy.multiply`` by a scalar."""
+    """Computes ``jax.numpy.multiply`` by a scalar."""
     if jnp.ndim(scalar):
         raise ValueError(f"only a scalar multiplies here, not one of shape {jnp.shape(scalar)}")
     return jnp.multiply(scalar, x)
@@ -150,12 +150,12 @@ Axes = int | tuple[int, ...] | None
 
 
 def as_axes(axis: Static) -> Axes:
-    """Axes as JAX takes them: a list is a tuple."""
+    """Converts axes to JAX's form: a list becomes a tuple."""
     return tuple(axis) if isinstance(axis, list | tuple) else axis
 
 
 def _mean(x: Array, axis: Axes, keepdims: bool) -> Array:
-    """The mean; of integers an integer, rounded towards zero, as in TensorFlow."""
+    """Computes the mean; of integers an integer, rounded towards zero, as in TensorFlow."""
     kind = jnp.result_type(x)
     if not jnp.issubdtype(kind, np.integer):
         return jnp.mean(x, axis, keepdims=keepdims)
@@ -175,7 +175,7 @@ def _same_type(fn: Function) -> Function:
 
 
 def _extreme(fn: Function, first: Callable[[DTypeLike], int | float]) -> Function:
-    """The largest or the smallest element, ``first`` of the dtype where there is none."""
+    """Returns a reduction to the largest or smallest element; ``first`` of the dtype where there is none."""
 
     def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
         kind = jnp.result_type(x)
@@ -196,7 +196,7 @@ def _most(dtype: DTypeLike) -> int | float:
 
 
 def _logsumexp(x: Array, axis: Axes, keepdims: bool) -> Array:
-    """``jax.scipy.special.logsumexp``."""
+    """Calls ``jax.scipy.special.logsumexp``."""
     return special.logsumexp(x, axis, keepdims=keepdims)
 
 
@@ -242,7 +242,7 @@ def count_nonzero(
     reduction_indices: Static = None,
     keepdims: bool | None = None,
 ) -> Array:
-    """How many elements are not zero, int64 by default."""
+    """Counts the elements that are not zero, int64 by default."""
     over = as_axes(either(axis=axis, reduction_indices=reduction_indices))
     kept = bool(either(keepdims=keepdims, keep_dims=keep_dims))
     return jnp.sum(jnp.asarray(input_tensor) != 0, over, dtype, keepdims=kept)
@@ -286,7 +286,7 @@ def _cumulate(fn: Function, x: Array, axis: int, exclusive: bool, reverse: bool,
 def _cumsum(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Array:
-    """``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
+    """Calls ``jax.numpy.cumsum``; ``exclusive`` leaves each element's own value out, ``reverse`` goes from the end."""
     return _cumulate(jnp.cumsum, x, axis, exclusive, reverse, 0)
 
 
@@ -294,7 +294,7 @@ def _cumsum(
 def _cumprod(
     x: Array, axis: Static = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
 ) -> Array:
-    """``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
+    """Calls ``jax.numpy.cumprod``, with the arguments of ``cumsum``."""
     return _cumulate(jnp.cumprod, x, axis, exclusive, reverse, 1)
 
 
@@ -309,7 +309,7 @@ def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
 
 @public.add("cast")
 def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Tensor:
-    """``x`` as ``dtype``, fractions cut off; ``x`` itself when it has that dtype."""
+    """Converts ``x`` to ``dtype``, fractions cut off; returns ``x`` itself when it has that dtype."""
     value = operand(x)
     if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
         return rt.as_tensor(value)
@@ -318,7 +318,7 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Ten
 
 @public.op("saturate_cast", "saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
-    """``value`` as ``dtype``, limited to what that can hold."""
+    """Converts ``value`` to ``dtype``, limited to what that can hold."""
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
     lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
     if jnp.issubdtype(jnp.result_type(value), np.floating):
@@ -327,14 +327,14 @@ def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
 
 
 def _limits(dtype: DTypeLike) -> tuple[Any, Any]:
-    """The smallest and the largest finite value."""
+    """Returns the smallest and the largest finite value."""
     kind: Any = jnp.finfo(dtype) if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     whole = jnp.issubdtype(dtype, np.integer)
     return (int(kind.min), int(kind.max)) if whole else (float(kind.min), float(kind.max))
 
 
 def _towards_zero(limit: Any, dtype: Any) -> Any:
-    """``limit`` in a floating point dtype; where it is between two of its numbers, the one nearer to zero."""
+    """Converts ``limit`` to a floating point dtype; between two of its numbers, to the one nearer to zero."""
     rounded = np.asarray(limit, dtype)
     if abs(float(rounded)) > abs(limit):
         rounded = np.nextafter(rounded, np.zeros((), dtype))
@@ -343,7 +343,7 @@ def _towards_zero(limit: Any, dtype: Any) -> Any:
 
 @public.op("Bitcast", "bitcast")
 def _bitcast(input: Array, type: Type, name: str | None = None) -> Array:  # noqa: A002
-    """``jax.lax.bitcast_convert_type``."""
+    """Calls ``jax.lax.bitcast_convert_type``."""
     return jax.lax.bitcast_convert_type(input, type)
 
 
@@ -371,7 +371,7 @@ def _matmul(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Array:
-    """``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
+    """Calls ``jax.numpy.matmul``, of the last two axes; the ``is_sparse`` hints change nothing."""
     if min(jnp.ndim(a), jnp.ndim(b)) < 2:
         raise ValueError(f"matrices have at least two axes: {jnp.shape(a)} by {jnp.shape(b)}")
     return jnp.matmul(_turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b))
@@ -387,19 +387,19 @@ def _turned(matrix: Array, transpose: bool, adjoint: bool) -> Array:
 
 @public.op("BatchMatMul", "batch_matmul")
 def _batch_matmul(x: Array, y: Array, adj_x: bool = False, adj_y: bool = False, name: str | None = None) -> Array:
-    """``jax.numpy.matmul`` of the last two axes."""
+    """Calls ``jax.numpy.matmul`` of the last two axes."""
     return jnp.matmul(_turned(x, False, adj_x), _turned(y, False, adj_y))
 
 
 @public.op("Tensordot", "tensordot")
 def _tensordot(a: Array, b: Array, axes: Static, name: str | None = None) -> Array:
-    """``jax.numpy.tensordot``."""
+    """Calls ``jax.numpy.tensordot``."""
     return jnp.tensordot(a, b, axes)
 
 
 @public.add("einsum")
 def _einsum(equation: str, *inputs: rt.TensorLike, name: str | None = None) -> rt.Tensor:
-    """``jax.numpy.einsum``."""
+    """Calls ``jax.numpy.einsum``."""
     return _einsum_op(list(inputs), equation, name)
 
 
@@ -410,7 +410,7 @@ def _einsum_op(inputs: Arrays, equation: object, name: str | None = None) -> Arr
 
 @public.op("AddN", "accumulate_n", "add_n", takes=_NUMBER)
 def _add_n(inputs: Arrays, name: str | None = None) -> Array:
-    """The sum of a list of tensors of one shape."""
+    """Adds a list of tensors of one shape."""
     if len({jnp.shape(i) for i in inputs}) != 1:
         raise ValueError(f"these are not of one shape: {[jnp.shape(i) for i in inputs]}")
     return sum(inputs[1:], start=jnp.asarray(inputs[0]))
@@ -425,7 +425,7 @@ def confusion_matrix(
     name: str | None = None,
     weights: rt.TensorLike | None = None,
 ) -> rt.Tensor:
-    """How often each class, a row, was taken for each class, a column; a step fails where one is no class.
+    """Counts how often each class, a row, was taken for each class, a column; a step fails where one is no class.
 
     Raises:
         ValueError: no ``num_classes``, and labels or predictions that are not known while the graph is built.
@@ -461,7 +461,7 @@ def _confusion(
 
 @public.op("Cross", "cross")
 def _cross(a: Array, b: Array, name: str | None = None) -> Array:
-    """``jax.numpy.cross``."""
+    """Calls ``jax.numpy.cross``."""
     if {jnp.shape(v)[-1:] for v in (a, b)} != {(3,)}:
         raise ValueError(f"the last axis must have three elements: {jnp.shape(a)}, {jnp.shape(b)}")
     return jnp.cross(a, b)
@@ -476,7 +476,7 @@ def _norm(
     name: str | None = None,
     keepdims: bool | None = None,
 ) -> Array:
-    """The norm of vectors (or of all elements): "euclidean", inf or a number; of matrices where ``axis`` is a pair.
+    """Computes the norm of vectors or of all elements: "euclidean", inf or a number; of matrices for a pair of axes.
 
     Of matrices it is "euclidean" or "fro", 1, or numpy.inf; the largest singular value (2) needs LAPACK, which a task
     refuses.
@@ -504,13 +504,13 @@ def _norm(
 
 @public.op("Complex", "complex", takes="float")
 def _complex(real: Array, imag: Array, name: str | None = None) -> Array:
-    """``jax.lax.complex``."""
+    """Calls ``jax.lax.complex``."""
     return jax.lax.complex(jnp.asarray(real), jnp.asarray(imag))
 
 
 @public.op("Trace", "trace")
 def _trace(x: Array, name: str | None = None) -> Array:
-    """``jax.numpy.trace`` of the last two axes."""
+    """Calls ``jax.numpy.trace`` of the last two axes."""
     return jnp.trace(x, axis1=-2, axis2=-1)
 
 
@@ -525,7 +525,7 @@ def _segment_sum_op(data: Array, segment_ids: Array, num_segments: Static, name:
 def _unsorted_segment_sum(
     data: rt.TensorLike, segment_ids: rt.TensorLike, num_segments: rt.TensorLike, name: str | None = None
 ) -> rt.Tensor:
-    """``jax.ops.segment_sum``; what has a negative number, or one too large that the step computes, is left out.
+    """Calls ``jax.ops.segment_sum``; rows with a negative number, or one too large that is computed, are left out.
 
     Raises:
         InvalidArgumentError: a literal number is too large.

@@ -50,19 +50,19 @@ def host_op(
     name: str | None,
     kind: str,
 ) -> rt.Tensor:
-    """``host_ops`` with one output."""
+    """Adds ``host_ops`` with one output."""
     return host_ops(lambda *arrays: [function(*arrays)], inputs, [(shape, dtype)], name, kind)[0]
 
 
 def strings(values: Sequence[object], shape: Sequence[int] | None = None) -> Array:
-    """A string tensor; [n] where no shape is given."""
+    """Makes a string tensor; [n] where no shape is given."""
     found = np.empty(len(values), object)
     found[:] = [v.encode() if isinstance(v, str) else v for v in values]
     return found if shape is None else found.reshape(shape)
 
 
 def each_string(function: Callable[[bytes], object], texts: Array, dtype: object) -> Array:
-    """``function`` of every element of a string tensor, as an array of the same shape."""
+    """Applies ``function`` to every element of a string tensor; returns an array of the same shape."""
     wanted = as_dtype(dtype).dtype
     found = np.empty(texts.shape, wanted)
     for place in np.ndindex(texts.shape):
@@ -71,7 +71,7 @@ def each_string(function: Callable[[bytes], object], texts: Array, dtype: object
 
 
 def _given(value: object, dtype: np.dtype[Any]) -> object:
-    """What a Python function gave, as TensorFlow takes it: Python numbers are 64 bits wide, strings are bytes."""
+    """Converts the result of a Python function as TensorFlow does: Python numbers are 64 bits wide, strings bytes."""
     array = np.asarray(value, dtype=object) if dtype.hasobject and not isinstance(value, np.ndarray) else value
     array = np.asarray(array)
     if array.dtype.kind in "SUO":

@@ -73,7 +73,7 @@ def random_uniform(
     seed: int | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``jax.random.uniform``, or ``randint`` for an integer dtype; ``maxval`` is not reached.
+    """Draws by ``jax.random.uniform``, or ``randint`` for an integer dtype; ``maxval`` is not reached.
 
     Raises:
         ValueError: an integer dtype without ``maxval``.
@@ -91,7 +91,7 @@ def _shuffle(key: Array, value: Array, name: str | None = None) -> Array:
 
 @public.add()
 def random_shuffle(value: rt.TensorLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
-    """``jax.random.permutation`` of the rows."""
+    """Shuffles the rows by ``jax.random.permutation``."""
     return _shuffle(_key(seed, name, "RandomShuffle"), value, name)
 
 
@@ -107,7 +107,7 @@ def _multinomial(key: Array, logits: Array, num_samples: Static, dtype: Type, na
 def multinomial(
     logits: rt.TensorLike, num_samples: rt.TensorLike, seed: int | None = None, name: str | None = None
 ) -> rt.Tensor:
-    """``jax.random.categorical``: for each row of ``logits`` that many classes, int64."""
+    """Draws by ``jax.random.categorical``: so many classes for each row of ``logits``, int64."""
     return _multinomial(_key(seed, name, "multinomial"), logits, num_samples, np.int64, name)
 
 
@@ -127,7 +127,7 @@ def random_gamma(
     seed: int | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``jax.random.gamma``: ``shape`` draws for each of ``alpha`` and ``beta``."""
+    """Draws by ``jax.random.gamma``: ``shape`` values for each of ``alpha`` and ``beta``."""
     return _gamma(_key(seed, name, "random_gamma"), alpha, 1.0 if beta is None else beta, shape, dtype, name)
 
 
@@ -140,7 +140,7 @@ def _crop(key: Array, value: Array, size: Static, name: str | None = None) -> Ar
 
 @public.add()
 def random_crop(value: rt.TensorLike, size: ShapeLike, seed: int | None = None, name: str | None = None) -> rt.Tensor:
-    """A block of ``size`` from a random place of ``value``."""
+    """Cuts a block of ``size`` out of a random place of ``value``."""
     return _crop(_key(seed, name, "random_crop"), value, size, name)
 
 

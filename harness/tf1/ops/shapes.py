@@ -91,16 +91,16 @@ class TensorShape:
         return self.ndims
 
     def as_list(self) -> list[int | None]:
-        """The sizes, None for each unknown one. Raises ValueError for an unknown rank."""
+        """Returns the sizes, None for each unknown one. Raises ValueError for an unknown rank."""
         return [d.value for d in self._known()]
 
     def num_elements(self) -> int | None:
-        """The product of all sizes, None when one is unknown."""
+        """Returns the product of all sizes, None when one is unknown."""
         sizes = None if self.dims is None else [d.value for d in self.dims]
         return None if sizes is None or None in sizes else math.prod(s for s in sizes if s is not None)
 
     def is_fully_defined(self) -> bool:
-        """Whether all sizes are known."""
+        """Returns True if all sizes are known."""
         return self.dims is not None and all(d.value is not None for d in self.dims)
 
     def assert_is_fully_defined(self) -> None:
@@ -109,7 +109,7 @@ class TensorShape:
             raise ValueError(f"shape {self} is not fully defined")
 
     def is_compatible_with(self, other: object) -> bool:
-        """Whether a tensor could have both shapes."""
+        """Returns True if a tensor could have both shapes."""
         right = TensorShape(other)
         if self.dims is None or right.dims is None:
             return True
@@ -123,7 +123,7 @@ class TensorShape:
             raise ValueError(f"shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: Any) -> TensorShape:
-        """What both shapes together say. Raises ValueError when they contradict."""
+        """Returns the shape that both say together. Raises ValueError when they contradict."""
         self.assert_is_compatible_with(other)
         right = TensorShape(other)
         if self.dims is None or right.dims is None:
@@ -131,12 +131,12 @@ class TensorShape:
         return TensorShape([b if a.value is None else a for a, b in zip(self.dims, right.dims, strict=True)])
 
     def concatenate(self, other: Any) -> TensorShape:
-        """This shape followed by ``other``; unknown when either rank is."""
+        """Returns this shape followed by ``other``; unknown when either rank is."""
         right = TensorShape(other)
         return TensorShape(None if self.dims is None or right.dims is None else [*self.dims, *right.dims])
 
     def with_rank(self, rank: int) -> TensorShape:
-        """This shape, with that rank. Raises ValueError when it has another."""
+        """Returns this shape with the rank. Raises ValueError when the rank is another."""
         if self.dims is None:
             return TensorShape([None] * rank)
         if len(self.dims) != rank:
@@ -182,7 +182,7 @@ class TensorShape:
 
 
 def get_shape(tensor: Any) -> TensorShape:
-    """The static shape of a tensor or variable."""
+    """Returns the static shape of a tensor or variable."""
     return TensorShape(tensor.shape)
 
 

@@ -42,7 +42,7 @@ def _strided_op(input_: Array, begin: Static, end: Static, strides: Static = Non
 
 @op("strided_slice")
 def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static, name: str | None = None) -> Array:
-    """Of each of ``axes``, counted without new ones, so many from ``starts`` on; -1 counts from the last axis."""
+    """Takes, of each of ``axes``, counted without new ones, a size from ``starts`` on; -1 is the last axis."""
     picked = jnp.asarray(input_)
     inside = []
     for start, axis, size in zip(starts, axes, sizes, strict=True):
@@ -55,7 +55,7 @@ def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static, name: 
 
 
 def _is_computed(place: object) -> TypeGuard[rt.Tensor | rt.Variable]:
-    """Whether it is a tensor whose value is known only in the step."""
+    """Returns True for a tensor whose value is known only in the step."""
     return is_tensor(place) and not known_while_tracing(rt.as_tensor(place))
 
 
@@ -70,7 +70,7 @@ def _size_unknown(what: str) -> rt.InvalidArgumentError:
 def slice(  # noqa: A001
     input_: rt.TensorLike, begin: rt.TensorLike, size: rt.TensorLike, name: str | None = None
 ) -> rt.Tensor:
-    """``size`` elements from ``begin`` on along each axis; -1 for all that is left.
+    """Takes ``size`` elements from ``begin`` on along each axis; -1 for all that is left.
 
     Args:
         input_: a tensor.
@@ -105,7 +105,7 @@ def _is_rest(size: rt.TensorLike) -> bool:
 
 
 def _parts(vector: rt.TensorLike) -> list[rt.TensorLike]:
-    """The elements of a vector; of a tensor of unknown length the tensor itself."""
+    """Returns the elements of a vector; of a tensor of unknown length the tensor itself."""
     if not is_tensor(vector):
         return list(vector)  # type: ignore[arg-type]
     tensor = rt.as_tensor(vector)
@@ -122,7 +122,7 @@ def strided_slice(
     strides: rt.TensorLike | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python.
+    """Takes ``input_[begin:end:strides]`` for each axis; masks are not taken, write the index in Python.
 
     Raises:
         InvalidArgumentError: the size depends on a value.
@@ -139,7 +139,7 @@ def strided_slice(
 
 
 def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -> rt.Tensor:
-    """``tensor[places]``, where some place is computed."""
+    """Takes ``tensor[places]``, where some place is computed."""
     taken = sum(place is not None and place is not ... for place in places)
     starts: list[object] = []
     axes: list[int] = []

@@ -75,7 +75,7 @@ class SparseTensor:
         return TensorShape(None if sizes is None or sizes[0] is None else [None] * sizes[0])
 
     def get_shape(self) -> TensorShape:
-        """The same as ``shape``."""
+        """Returns the same as ``shape``."""
         return self.shape
 
 
@@ -91,7 +91,7 @@ jax.tree_util.register_pytree_node(
 
 
 def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
-    """The indices, values and dense shape of a sparse matrix with these rows."""
+    """Returns the indices, values and dense shape of a sparse matrix with these rows."""
     places = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     values = np.concatenate([np.empty(0, dtype), *rows])
     longest = max((len(row) for row in rows), default=0)
@@ -99,7 +99,7 @@ def matrix_of_rows(rows: Sequence[HostArray], dtype: DType) -> list[HostArray]:
 
 
 def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: object) -> HostArray:
-    """The dense array. Raises InvalidArgumentError for an index beyond the shape."""
+    """Returns the dense array. Raises InvalidArgumentError for an index beyond the shape."""
     dense = np.full(tuple(int(n) for n in shape), default, values.dtype)
     for place in indices:
         if (place < 0).any() or (place >= shape).any():
@@ -112,7 +112,7 @@ def to_dense(indices: HostArray, values: HostArray, shape: HostArray, default: o
 def sparse_tensor_to_dense(
     sp_input: SparseTensor, default_value: object = 0, validate_indices: bool = True, name: str | None = None
 ) -> rt.Tensor:
-    """The dense tensor, on the host; ``default_value`` where there is no value ("" for strings)."""
+    """Returns the dense tensor, on the host; ``default_value`` where there is no value ("" for strings)."""
     kind = sp_input.values.dtype
     default = b"" if kind.hasobject and default_value == 0 else default_value
     default = default.encode() if isinstance(default, str) else default
@@ -131,7 +131,7 @@ def _sparse_to_dense(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Array:
-    """A dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out.
+    """Makes a dense tensor of ``default_value`` with ``sparse_values`` at ``sparse_indices``; others are left out.
 
     Args:
         sparse_indices: [n, rank], [n] for a vector, or one number.

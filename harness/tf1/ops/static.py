@@ -55,14 +55,14 @@ class Deferred:
         return any(_on_host(tensor) for tensor in _tensors(self.structure))
 
     def value(self, arrays: Sequence[Any]) -> Any:
-        """The value as Python numbers, from the sources' arrays (or tracers of them)."""
+        """Returns the value as Python numbers, from the sources' arrays (or tracers of them)."""
         known: dict[rt.Tensor, Any] = dict(zip(self.sources, arrays, strict=True))
         with jax.ensure_compile_time_eval():
             return _fill(self.structure, known)
 
 
 def static(value: object) -> Any:
-    """``value`` as Python numbers and lists of them, or a ``Deferred`` when it depends on shapes of tensors."""
+    """Returns ``value`` as Python numbers and lists, or a ``Deferred`` when it depends on shapes of tensors."""
     if value is None or isinstance(value, str):
         return value
     structure = _plain(value)
@@ -77,12 +77,12 @@ def static(value: object) -> Any:
 
 
 def takes_shapes_only(op: rt.Operation) -> bool:
-    """Whether it is one of those that ``looks_at_shape_only`` has marked."""
+    """Returns True for a function that ``looks_at_shape_only`` has marked."""
     return op in _shape_ops
 
 
 def known_while_tracing(tensor: rt.Tensor) -> bool:
-    """Whether its value depends on constants and on shapes of other tensors only."""
+    """Returns True if the value depends on constants and on shapes of other tensors only."""
     seen: set[rt.Operation] = set()
     stack = [tensor.op]
     while stack:
@@ -97,7 +97,7 @@ def known_while_tracing(tensor: rt.Tensor) -> bool:
 
 
 def static_number(value: object, what: str) -> Any:
-    """``value`` when it is known while the graph is built.
+    """Returns ``value`` where it is known while the graph is built.
 
     Raises:
         InvalidArgumentError: it depends on shapes that are known only in the step, or on computed values.
@@ -179,5 +179,5 @@ def _evaluate(tensor: rt.Tensor, known: dict[rt.Tensor, Any]) -> Any:
 
 
 def fill_deferred(arguments: Mapping[str, Any], arrays: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """``arguments`` with every ``Deferred`` replaced by its value; ``arrays`` holds each one's source arrays."""
+    """Replaces every ``Deferred`` in ``arguments`` by its value; ``arrays`` holds each one's source arrays."""
     return {k: v.value(arrays[k]) if isinstance(v, Deferred) else v for k, v in arguments.items()}

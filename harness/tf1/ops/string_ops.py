@@ -30,7 +30,7 @@ def decode_raw(
     little_endian: bool = True,
     name: str | None = None,
 ) -> rt.Tensor:
-    """The numbers that strings of bytes hold, in a last dimension of unknown size.
+    """Decodes the numbers that strings of bytes hold, in a last dimension of unknown size.
 
     Raises:
         InvalidArgumentError: in the step, the bytes are no whole number of them, or not as many in each string.
@@ -84,7 +84,7 @@ def decode_csv(
     na_value: str = "",
     select_cols: Sequence[int] | None = None,
 ) -> list[rt.Tensor]:
-    """The columns of lines of text.
+    """Decodes the columns of lines of text.
 
     Args:
         records: lines, of any shape; so is each column.
@@ -136,7 +136,7 @@ def decode_csv(
 def string_to_number(
     string_tensor: rt.TensorLike, out_type: DTypeLike = np.float32, name: str | None = None
 ) -> rt.Tensor:
-    """The numbers that are written in strings.
+    """Parses the numbers that are written in strings.
 
     Raises:
         InvalidArgumentError: in the step, one is no number.
@@ -169,7 +169,7 @@ def string_join(inputs: Sequence[rt.TensorLike], separator: str = "", name: str 
 def string_split(
     source: rt.TensorLike, delimiter: str = " ", skip_empty: bool = True, name: str | None = None
 ) -> SparseTensor:
-    """The words of each of [n] strings, as the rows of a sparse matrix; each character of ``delimiter`` ends a word."""
+    """Splits [n] strings into words, the rows of a sparse matrix; each character of ``delimiter`` ends a word."""
     marks = delimiter.encode()
 
     def words(text: bytes) -> Array:

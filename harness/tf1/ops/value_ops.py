@@ -15,7 +15,7 @@ public = Public("tf", "Tensors")
 
 @public.add()
 def identity(input: rt.TensorLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
-    """The same value on the current device."""
+    """Returns the same value on the current device."""
     return rt.identity(constant(input), name)
 
 
@@ -27,7 +27,7 @@ def convert_to_tensor(
     as_ref: bool = False,
     preferred_dtype: DTypeLike | None = None,
 ) -> rt.Tensor:
-    """``value`` as a tensor. Raises ValueError when it is a tensor of another dtype."""
+    """Converts ``value`` to a tensor. Raises ValueError for a tensor of another dtype."""
     if holds_tensors(value):
         value = operand(value)
     if not is_tensor(value):
@@ -41,7 +41,7 @@ def convert_to_tensor(
 
 @public.add()
 def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | None = None) -> rt.Tensor:
-    """A tensor to feed; see ``rt.placeholder``. A shape may hold None. What its dtype cannot hold is cut to fit."""
+    """Makes a tensor to feed; see ``rt.placeholder``. A shape may hold None. Fed values are cut to fit the dtype."""
     sizes = None if shape is None else static_number(shape, "the shape")
     sizes = [sizes] if isinstance(sizes, int) else sizes
     return rt.placeholder(as_dtype(dtype).dtype, sizes, name, casting="unsafe")
@@ -49,7 +49,7 @@ def placeholder(dtype: DTypeLike, shape: ShapeLike | None = None, name: str | No
 
 @public.add()
 def placeholder_with_default(input: rt.TensorLike, shape: ShapeLike, name: str | None = None) -> rt.Tensor:  # noqa: A002
-    """A tensor that may be fed, and is ``input`` when it is not."""
+    """Makes a tensor that may be fed, and is ``input`` when it is not."""
     tensor = rt.identity(constant(input), name or "PlaceholderWithDefault")
     sizes = TensorShape(static_number(shape, "the shape"))
     sizes.assert_is_compatible_with(tensor.shape)

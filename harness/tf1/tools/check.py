@@ -90,7 +90,7 @@ def check(path: pathlib.Path) -> Program:
 
 
 def parse(source: bytes) -> tuple[ast.Module, bool]:
-    """A program as a tree, and whether it is Python 2.
+    """Parses a program; returns the tree, and True for Python 2.
 
     Raises:
         SyntaxError: it is neither, or it is Python 2 and this Python has no ``lib2to3`` (from 3.13 on).
@@ -112,7 +112,7 @@ _FIXES = ("except", "exec", "ne", "numliterals", "paren", "print", "raise", "rep
 
 
 def _converted(source: str) -> str | None:
-    """Python 2 as Python 3; None where it cannot be converted."""
+    """Converts Python 2 to Python 3; returns None where that fails."""
     try:
         refactor = importlib.import_module("lib2to3.refactor")
         parsing = importlib.import_module("lib2to3.pgen2.parse")
@@ -130,7 +130,7 @@ def _converted(source: str) -> str | None:
 
 
 def uses(tree: ast.AST) -> list[Use]:
-    """The names of TensorFlow's in a program, in the order of its lines."""
+    """Yields the names of TensorFlow's in a program, in the order of its lines."""
     known = _aliases(tree, dict(_imports(tree)))
     found = [use for node in _chains(tree) if (use := _use(node, known)) is not None]
     return sorted(found, key=lambda use: use.line)
@@ -153,7 +153,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, Known]]:
 
 
 def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
-    """``known``, and the names that are given a module of TensorFlow's and nothing else anywhere in the program."""
+    """Returns ``known`` and the names that stand for a module of TensorFlow's everywhere in the program."""
     stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     stored.update(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg))
     assigned = [
@@ -175,7 +175,7 @@ def _aliases(tree: ast.AST, known: dict[str, Known]) -> dict[str, Known]:
 
 
 def _chains(tree: ast.AST) -> Iterator[ast.expr]:
-    """Every name that is read, with the attributes behind it: ``tf.train.Saver`` and not ``tf.train`` in it."""
+    """Yields every name that is read, with its attributes: ``tf.train.Saver`` and not ``tf.train`` in it."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -186,7 +186,7 @@ def _chains(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def _parts(node: ast.expr) -> list[str]:
-    """The parts of a dotted name; nothing where it is none."""
+    """Returns the parts of a dotted name; none for anything else."""
     if isinstance(node, ast.Name):
         return [node.id]
     before = _parts(node.value) if isinstance(node, ast.Attribute) else []
@@ -194,7 +194,7 @@ def _parts(node: ast.expr) -> list[str]:
 
 
 def _use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
-    """What a program uses of TensorFlow there; None where that is nothing, or a module that is here."""
+    """Returns the use of TensorFlow in an expression; None for other expressions and for modules that are here."""
     found = _found(node, known)
     if found is None or isinstance(found.value, types.ModuleType) and dir(found.value):
         return None
@@ -203,7 +203,7 @@ def _use(node: ast.expr, known: Mapping[str, Known]) -> Use | None:
 
 
 def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
-    """What a dotted name stands for, as far as it is TensorFlow's; None where it is not."""
+    """Returns the meaning of a dotted name, as far as it is TensorFlow's; None where it is not."""
     first, *rest = _parts(node) or [""]
     found = known.get(first)
     for part in rest:
@@ -222,7 +222,7 @@ def _found(node: ast.expr, known: Mapping[str, Known]) -> Known | None:
 
 
 def files(paths: Iterable[str]) -> list[pathlib.Path]:
-    """The files, and those below the directories that end in ``.py``, each once."""
+    """Returns the files, and those below the directories that end in ``.py``, each once."""
     found: dict[pathlib.Path, None] = {}
     for path in map(pathlib.Path, paths):
         found |= dict.fromkeys(sorted(path.rglob("*.py")) if path.is_dir() else [path])
@@ -230,7 +230,7 @@ def files(paths: Iterable[str]) -> list[pathlib.Path]:
 
 
 def report(programs: Sequence[Program]) -> Iterator[str]:
-    """What is said of the files, line by line: each by itself, and all together where there are several."""
+    """Yields the report line by line: each file by itself, and all together where there are several."""
     for program in programs:
         if program.unread:
             yield f"{program.path}: cannot be read: {program.unread}"

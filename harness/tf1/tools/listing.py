@@ -26,7 +26,7 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 
 
 def page() -> str:
-    """The generated part of the page, in Markdown."""
+    """Returns the generated part of the page, in Markdown."""
     parts = []
     for heading in sorted(set(HEADINGS.values())):
         names = sorted(name for name, its in HEADINGS.items() if its == heading)
@@ -45,7 +45,7 @@ def page() -> str:
 
 
 def members(namespace: str, module: Any) -> Iterable[tuple[str, Any]]:
-    """The names of a module of ``tf`` in full, and what they are."""
+    """Yields the names of a module of ``tf`` in full, and what they are."""
     if "__dir__" in vars(module):
         names = sorted(dir(module))
     else:
@@ -70,7 +70,7 @@ def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
 
 
 def signature(value: object) -> str:
-    """The arguments of a function or class with their defaults: ``(x, name=None)``; nothing for a value."""
+    """Returns the arguments of a function or class with defaults: ``(x, name=None)``; nothing for a value."""
     if isinstance(value, type) and issubclass(value, Message):
         return "(...)"
     if not callable(value) or isinstance(value, dtypes.DType) or _elsewhere(value):
@@ -98,7 +98,7 @@ def _default(value: object) -> str:
 
 
 def described(value: object) -> str:
-    """The first sentence of what documents a function or class; the value itself for a constant."""
+    """Returns the first sentence of what documents a function or class; the value itself for a constant."""
     if not callable(value):
         return f"`{value!r}`" if isinstance(value, int | str | type(None)) else type(value).__name__
     elsewhere = _elsewhere(value)
@@ -112,7 +112,7 @@ def described(value: object) -> str:
 
 
 def _elsewhere(value: object) -> str:
-    """Where a reader finds a name that is the harness's or the runtime's own."""
+    """Returns the place where a reader finds a name of the harness or the runtime."""
     module, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if module.startswith("harness.tf1") or not module.startswith(("harness", "runtime")):
         return ""

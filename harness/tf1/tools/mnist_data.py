@@ -92,7 +92,7 @@ class DataSet:
     def next_batch(
         self, batch_size: int, fake_data: bool = False, shuffle: bool = True
     ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-        """The next ``batch_size`` images and labels; what an epoch has left is filled up from the next one.
+        """Returns the next ``batch_size`` images and labels; what an epoch has left is filled up from the next one.
 
         Raises:
             ValueError: there are fewer examples than that, or ``fake_data``.

@@ -20,20 +20,20 @@ def _layer(scope: str, inputs: rt.Tensor, size: int, units: int, hidden: bool) -
 
 
 def inference(images: rt.Tensor, hidden1_units: int, hidden2_units: int) -> rt.Tensor:
-    """The logits, [batch, 10], of pictures, [batch, 784]."""
+    """Computes the logits, [batch, 10], of pictures, [batch, 784]."""
     first = _layer("hidden1", images, IMAGE_PIXELS, hidden1_units, True)
     second = _layer("hidden2", first, hidden1_units, hidden2_units, True)
     return _layer("softmax_linear", second, hidden2_units, NUM_CLASSES, False)
 
 
 def loss(logits: rt.Tensor, labels: rt.Tensor) -> rt.Tensor:
-    """The mean cross entropy; labels are [batch]."""
+    """Computes the mean cross entropy; labels are [batch]."""
     mean: rt.Tensor = tf.losses.sparse_softmax_cross_entropy(labels=tf.cast(labels, tf.int64), logits=logits)
     return mean
 
 
 def training(loss: rt.Tensor, learning_rate: float) -> rt.Operation:
-    """A step of gradient descent, which counts a global step of its own, and a summary of the loss."""
+    """Makes a step of gradient descent, which counts a global step of its own, and a summary of the loss."""
     tf.summary.scalar("loss", loss)
     step = tf.Variable(0, name="global_step", trainable=False)
     train: rt.Operation = tf.train.GradientDescentOptimizer(learning_rate).minimize(loss, global_step=step)
@@ -41,6 +41,6 @@ def training(loss: rt.Tensor, learning_rate: float) -> rt.Operation:
 
 
 def evaluation(logits: rt.Tensor, labels: rt.Tensor) -> rt.Tensor:
-    """How many of a batch are right, int32."""
+    """Counts the right answers of a batch, int32."""
     right: rt.Tensor = tf.reduce_sum(tf.cast(tf.nn.in_top_k(logits, labels, 1), tf.int32))
     return right

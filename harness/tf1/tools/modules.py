@@ -17,7 +17,6 @@ from typing import Any
 
 import harness.tf1 as tf
 from harness.tf1.names.missing import absent, advice
-from harness.tf1.names.table import TABLE
 
 ROOT = "tensorflow"
 
@@ -85,7 +84,7 @@ class Module(types.ModuleType):
 
 
 def _answering(full: str) -> list[Any]:
-    """The modules of ours, in the order of asking, that have the names of one of TensorFlow's."""
+    """Returns the modules of ours, in the order of asking, that have the names of one of TensorFlow's."""
     if full in MODULES:
         return [_ours(MODULES[full])]
     _, *parts = full.split(".")
@@ -97,7 +96,10 @@ def _answering(full: str) -> list[Any]:
         first = [parts[-1]] if parts[-1] in tf.NAMESPACES else []
         return [_ours(name) for name in (*first, *_EVERYWHERE)]
     if parts[0] == "contrib":
-        return [_ours("contrib")] if len(parts) == 1 else [m for m in [TABLE["tf.contrib"].get(parts[1])] if m]
+        contrib = _ours("contrib")
+        if len(parts) == 1:
+            return [contrib]
+        return [getattr(contrib, parts[1])] if parts[1] in dir(contrib) else []
     return [_ours(parts[0])] if parts[0] in tf.NAMESPACES else []
 
 
@@ -106,19 +108,19 @@ def _ours(name: str) -> Any:
 
 
 def _names(module: Any) -> Sequence[str]:
-    """TensorFlow's names in a module of ours, without what it has imported for itself."""
+    """Lists TensorFlow's names in a module of ours, without its own imports."""
     if "__dir__" in vars(module):
         return dir(module)
     return [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, types.ModuleType)]
 
 
 def is_tensorflow(full: str) -> bool:
-    """Whether it is ``tensorflow`` or lies below it."""
+    """Returns True for ``tensorflow`` and the modules below."""
     return full == ROOT or full.startswith(f"{ROOT}.")
 
 
 def not_here(full: str) -> AttributeError:
-    """The error for a name that is not here."""
+    """Makes the error for a name that is not here."""
     _, _, below = full.partition(".")
     while below.startswith(("compat.v1.", "python.")):
         below = below.removeprefix("compat.v1.").removeprefix("python.")
@@ -136,17 +138,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A module for whatever is called ``tensorflow`` or lies below it."""
+        """Finds a module for ``tensorflow`` and every name below."""
         if not is_tensorflow(fullname):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, origin="harness.tf1", is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """See ``importlib.abc.Loader``."""
+        """Makes the module; see ``importlib.abc.Loader``."""
         return Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to run."""
+        """Runs nothing: the module is complete."""
 
 
 def install() -> None:

@@ -62,7 +62,7 @@ class Server(rt.Server):
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:
-        """A cluster of one task on a free port of this machine."""
+        """Starts a cluster of one task on a free port of this machine."""
         return Server({"local": ["localhost:0"]}, "local", 0, config=config, start=start)
 
 

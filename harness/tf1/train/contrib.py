@@ -56,19 +56,19 @@ def _l1(weights: Array, scale: float, name: str | None = None) -> Array:
 
 @_layers_names.add()
 def l2_regularizer(scale: float, scope: str | None = None) -> Regularizer:
-    """A regularizer: ``scale`` times half the sum of squares."""
+    """Returns a regularizer: ``scale`` times half the sum of squares."""
     return lambda weights: _l2(weights, float(scale), name=scope)
 
 
 @_layers_names.add()
 def l1_regularizer(scale: float, scope: str | None = None) -> Regularizer:
-    """A regularizer: ``scale`` times the sum of the absolute values."""
+    """Returns a regularizer: ``scale`` times the sum of the absolute values."""
     return lambda weights: _l1(weights, float(scale), name=scope)
 
 
 @_layers_names.add("xavier_initializer", "xavier_initializer_conv2d")
 def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype: Any = "float32") -> Any:
-    """Glorot's initializer."""
+    """Returns Glorot's initializer."""
     return (glorot_uniform_initializer if uniform else glorot_normal_initializer)(seed, dtype)
 
 
@@ -76,7 +76,7 @@ def xavier_initializer(uniform: bool = True, seed: int | None = None, dtype: Any
 def _variance_scaling(
     factor: float = 2.0, mode: str = "FAN_IN", uniform: bool = False, seed: int | None = None, dtype: Any = "float32"
 ) -> Any:
-    """``tf.variance_scaling_initializer`` by the argument names of contrib."""
+    """Calls ``tf.variance_scaling_initializer``, by the argument names of contrib."""
     distribution = "uniform" if uniform else "truncated_normal"
     return variance_scaling_initializer(factor, mode.lower(), distribution, seed, dtype)
 
@@ -162,7 +162,7 @@ def fully_connected(
     trainable: bool = True,
     scope: Any = None,
 ) -> Any:
-    """``tf.layers.dense`` with variables ``scope/weights`` and ``scope/biases``, and relu by default."""
+    """Calls ``tf.layers.dense`` with variables ``scope/weights`` and ``scope/biases``, and relu by default."""
     x = rt.as_tensor(inputs)
     with _layers.layer_scope(scope, "fully_connected", reuse):
         value = _layers.apply_kernel(
@@ -203,7 +203,7 @@ def convolution2d(
     trainable: bool = True,
     scope: Any = None,
 ) -> Any:
-    """``tf.layers.conv2d`` with variables ``scope/weights`` and ``scope/biases``, relu and "SAME" by default."""
+    """Calls ``tf.layers.conv2d`` with ``scope/weights`` and ``scope/biases``, relu and "SAME" by default."""
     x = rt.as_tensor(inputs)
     first = (data_format or "NHWC").startswith("NC")
     with _layers.layer_scope(scope, "Conv", reuse):
@@ -284,7 +284,7 @@ def batch_norm(
     zero_debias_moving_mean: bool = False,
     scope: Any = None,
 ) -> Any:
-    """``tf.layers.batch_normalization`` by the argument names of contrib: without gamma, and in training by default.
+    """Calls ``tf.layers.batch_normalization``, without gamma and in training by default.
 
     Raises:
         ValueError: ``updates_collections`` is another than ``tf.GraphKeys.UPDATE_OPS``, or ``batch_weights`` or
@@ -325,21 +325,21 @@ def dropout(
     scope: str | None = None,
     seed: int | None = None,
 ) -> Any:
-    """``tf.layers.dropout`` by what is kept, and in training by default."""
+    """Calls ``tf.layers.dropout`` by the share that is kept, in training by default."""
     return _layers.dropout(inputs, 1 - keep_prob, noise_shape, seed, is_training, scope or "Dropout")
 
 
 @_layers_names.add()
 @add_arg_scope
 def flatten(inputs: rt.TensorLike, outputs_collections: object = None, scope: str | None = None) -> Any:
-    """``tf.layers.flatten``."""
+    """Calls ``tf.layers.flatten``."""
     return _layers.flatten(inputs, scope or "Flatten")
 
 
 @_layers_names.add()
 @add_arg_scope
 def one_hot_encoding(labels: rt.TensorLike, num_classes: int, on_value: float = 1.0, off_value: float = 0.0) -> Any:
-    """``tf.one_hot``."""
+    """Calls ``tf.one_hot``."""
     return one_hot(labels, num_classes, on_value, off_value)
 
 
@@ -352,25 +352,25 @@ def assert_global_step(global_step: rt.Variable) -> None:
 
 @_framework_names.add()
 def assert_or_get_global_step(graph: rt.Graph | None = None, global_step_tensor: Any = None) -> Any:
-    """The global step that is given, else the graph's."""
+    """Returns the global step that is given, else the graph's."""
     return get_global_step(graph) if global_step_tensor is None else global_step_tensor
 
 
 @_framework_names.add()
 def local_variable(initial_value: Any, validate_shape: bool = True, name: str | None = None, **unused: Any) -> Any:
-    """A variable that each session has for itself, and that is not trained."""
+    """Makes a variable of which each session has a copy, and that is not trained."""
     return Variable(initial_value, False, [rt.GraphKeys.LOCAL_VARIABLES], validate_shape, name=name)
 
 
 @_layers_names.add()
 def linear(inputs: rt.TensorLike, num_outputs: int, *args: Any, **kwargs: Any) -> Any:
-    """``fully_connected`` without an activation."""
+    """Calls ``fully_connected`` without an activation."""
     return fully_connected(inputs, num_outputs, None, *args, **kwargs)
 
 
 @op("accuracy")
 def _accuracy(predictions: Array, labels: Array, weights: Array | None = None, name: str | None = None) -> Array:
-    """How many predictions of one batch are equal to their labels, weighted."""
+    """Computes the weighted share of predictions of one batch that are equal to their labels."""
     equal = (predictions == labels).astype(jnp.float32)
     return jnp.mean(equal) if weights is None else jnp.sum(equal * weights) / jnp.sum(jnp.asarray(weights))
 

@@ -20,7 +20,7 @@ def _progress(global_step: Array, decay_steps: Array, staircase: bool, kind: Typ
 
 
 def _kind(learning_rate: rt.TensorLike) -> rt.lowlevel.DType:
-    """The dtype to compute in: that of the learning rate where it is a floating point tensor, else float32."""
+    """Returns the dtype to compute in: that of a floating point learning rate, else float32."""
     own = getattr(learning_rate, "dtype", np.dtype(np.float32))
     return own if jnp.issubdtype(own, np.floating) else np.dtype(np.float32)
 
@@ -78,7 +78,7 @@ def polynomial_decay(
     cycle: bool = False,
     name: str | None = None,
 ) -> Array:
-    """From ``learning_rate`` down to ``end_learning_rate`` in ``decay_steps``; ``cycle`` begins again, more slowly."""
+    """Decays from ``learning_rate`` to ``end_learning_rate`` in ``decay_steps``; ``cycle`` begins again, slower."""
     kind = _kind(learning_rate)
     step, steps = _as(global_step, kind), _as(decay_steps, kind)
     if cycle:
@@ -91,7 +91,7 @@ def polynomial_decay(
 def cosine_decay(
     learning_rate: Array, global_step: Array, decay_steps: Array, alpha: Array | float = 0.0, name: str | None = None
 ) -> Array:
-    """Half a cosine from ``learning_rate`` down to ``alpha * learning_rate``."""
+    """Decays by half a cosine from ``learning_rate`` to ``alpha * learning_rate``."""
     kind = _kind(learning_rate)
     done = jnp.minimum(_progress(global_step, decay_steps, False, kind), 1.0)
     least = _as(alpha, kind)
@@ -108,7 +108,7 @@ def _piecewise(x: Array, boundaries: Static, values: Static, dtype: Type, name: 
 def piecewise_constant(
     x: rt.TensorLike, boundaries: Sequence[rt.TensorLike], values: Sequence[rt.TensorLike], name: str | None = None
 ) -> rt.Tensor:
-    """``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that; of the dtype of the values.
+    """Returns ``values[i]`` while ``x`` is at most ``boundaries[i]``, the last value after that, in their dtype.
 
     Raises:
         ValueError: there is not one more value than boundaries.

@@ -41,7 +41,7 @@ class _Minimize:
         name: str | None = None,
         grad_loss: rt.TensorLike | None = None,
     ) -> rt.Operation:
-        """As in the harness; gating, aggregation and colocation are what they are."""
+        """Does as in the harness; gating, aggregation and colocation are what they are."""
         pairs = self.compute_gradients(loss, var_list, grad_loss=grad_loss)
         return self.apply_gradients(pairs, global_step, name)  # type: ignore[attr-defined,no-any-return]
 
@@ -54,7 +54,7 @@ class _Minimize:
         colocate_gradients_with_ops: bool = False,
         grad_loss: rt.TensorLike | None = None,
     ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
-        """As in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
+        """Does as in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
             if loss.shape:  # TensorFlow takes the gradient of the sum
                 loss = rt.numpy.sum(loss)
@@ -69,11 +69,11 @@ class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
     _slot_names: Mapping[str, str] = {}
 
     def get_slot(self, variable: rt.Variable, name: str) -> rt.Variable | None:
-        """The slot variable, by TensorFlow's name ("momentum", "m" ...) or the harness's; None when there is none."""
+        """Returns the slot variable, by TensorFlow's name ("momentum", "m" ...) or the harness's; None without one."""
         return super().get_slot(variable, self._slot_names.get(name, name))
 
     def get_name(self) -> str:
-        """The name it was given."""
+        """Returns the name it was given."""
         return self.name
 
 
@@ -105,7 +105,7 @@ def scale_by_tensor(key: str, sign: float) -> optax.GradientTransformationExtraA
 
 
 def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransformation, dict[str, Any]]:
-    """A transformation that scales by the learning rate, and the tensors it needs in each step."""
+    """Returns a transformation that scales by the learning rate, and the tensors that each step needs."""
     value = learning_rate() if callable(learning_rate) else learning_rate
     if is_tensor(value):
         return scale_by_tensor("learning_rate", sign), {"learning_rate": value}
@@ -169,7 +169,7 @@ class AdamState(NamedTuple):
 
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam as TensorFlow 1 has it: epsilon is added before the correction of the second moment ("epsilon hat").
+    """Scales as Adam in TensorFlow 1: epsilon is added before the second moment is corrected ("epsilon hat").
 
     ``sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)``; optax.scale_by_adam adds epsilon after it.
     See section 2 of Kingma and Ba, Adam: A Method for Stochastic Optimization (2015), just before 2.1.
@@ -284,7 +284,7 @@ class ExponentialMovingAverage:
         self._averages: dict[Any, rt.Variable] = {}
 
     def apply(self, var_list: Sequence[rt.Variable] | None = None) -> rt.Operation:
-        """One operation that updates the shadows of ``var_list`` (all trainable variables), made at the first call.
+        """Returns one operation that updates the shadows of ``var_list`` (all trainable variables), made at first.
 
         Args:
             var_list: variables, whose shadows begin at their initial values; and tensors of a known shape, whose
@@ -318,15 +318,15 @@ class ExponentialMovingAverage:
         return shadow
 
     def average(self, var: rt.Variable) -> rt.Variable | None:
-        """The shadow of ``var``, None before ``apply``."""
+        """Returns the shadow of ``var``, None before ``apply``."""
         return self._averages.get(var)
 
     def average_name(self, var: rt.Variable) -> str:
-        """The name of the shadow of ``var``."""
+        """Returns the name of the shadow of ``var``."""
         return f"{var.op.name}/{self.name}"
 
     def variables_to_restore(self, moving_avg_variables: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Names in a checkpoint -> variables, so that a ``Saver`` gives the shadows' values to the variables."""
+        """Maps names in a checkpoint to variables, so that a ``Saver`` gives the variables the shadows' values."""
         averaged = list(rt.trainable_variables() if moving_avg_variables is None else moving_avg_variables)
         names = {self.average_name(v): v for v in averaged}
         shadows = set(self._averages.values())
@@ -335,7 +335,7 @@ class ExponentialMovingAverage:
 
 
 def _begin(averaged: rt.Variable | rt.Tensor) -> Any:
-    """What the shadow of a variable or a tensor begins at."""
+    """Returns the first value of the shadow of a variable or a tensor."""
     if isinstance(averaged, rt.Variable):
         return averaged.initial_value
     if averaged.shape is None or None in averaged.shape:
@@ -394,7 +394,7 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         global_step: rt.Variable | None = None,
         name: str | None = None,
     ) -> rt.Tensor:
-        """As in the harness; gives the global step after the aggregate, a tensor, as TensorFlow does."""
+        """Does as in the harness; returns the global step after the aggregate, a tensor, as TensorFlow does."""
         done = super().apply_gradients(grads_and_vars, global_step, name)
         with done.graph.as_default():
             with rt.name_scope(None), rt.control_dependencies(None):
@@ -406,7 +406,7 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
                 return rt.identity(self.step, name or f"{self.name}/step")
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> rt.Operation:
-        """Nothing to run: no tokens are needed, and no first round is wasted. The argument is checked as ever.
+        """Returns an operation that does nothing: no tokens are needed. The argument is checked as ever.
 
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have been too few.
@@ -431,7 +431,7 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         return _made(self._ready, self.name, "ready_for_local_init_op")
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
-        """A hook for monitored sessions; starts the chief's runner, unless the session does so by itself.
+        """Makes a hook for monitored sessions that starts the chief's runner, unless the session does.
 
         It may be made before ``apply_gradients``; what is wrong is told when the session begins, as
         ``get_init_tokens_op`` tells it.

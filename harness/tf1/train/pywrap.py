@@ -29,7 +29,7 @@ class EventsWriter:
         self.WriteEvent(Event(wall_time=now, file_version="brain.Event:2"))
 
     def FileName(self) -> bytes:  # noqa: N802 - TensorFlow's names
-        """The path of the file."""
+        """Returns the path of the file."""
         return self._path.encode()
 
     def WriteEvent(self, event: Message) -> None:  # noqa: N802

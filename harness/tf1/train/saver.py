@@ -89,7 +89,7 @@ class Saver(_saver.Saver):
         strip_default_attrs: bool = False,
         **options: Any,
     ) -> Any:
-        """``harness.Saver.save``.
+        """Saves as ``harness.Saver.save`` does.
 
         Args:
             sess: a session of the cluster.
@@ -138,7 +138,7 @@ class CheckpointReader(_reader.CheckpointReader):
         super().__init__(_reader.path_of(ckpt_dir_or_file))
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:  # type: ignore[override]
-        """Name -> shape."""
+        """Returns the shapes by name."""
         return {name: list(shape) for name, shape in super().get_variable_to_shape_map().items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, DType]:
@@ -187,7 +187,7 @@ def checkpoint_exists(checkpoint_prefix: str) -> bool:
 
 
 def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:
-    """(name, shape) of every variable of a checkpoint, sorted; argument and errors as in ``CheckpointReader``."""
+    """Returns (name, shape) of every variable, sorted; argument and errors are those of ``CheckpointReader``."""
     return sorted(CheckpointReader(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 

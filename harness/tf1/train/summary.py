@@ -33,7 +33,7 @@ add_names(
 
 
 def _tag(tags: object) -> str:
-    """The one tag of the old functions, which took a list too."""
+    """Returns the one tag of the old functions, which took a list too."""
     if isinstance(tags, list | tuple) and len(tags) == 1:
         tags = tags[0]
     if not isinstance(tags, str):
@@ -45,7 +45,7 @@ def _tag(tags: object) -> str:
 def scalar_summary(
     tags: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
-    """``tf.summary.scalar``."""
+    """Calls ``tf.summary.scalar``."""
     return _summary.scalar(_tag(tags), values, collections)
 
 
@@ -53,7 +53,7 @@ def scalar_summary(
 def histogram_summary(
     tag: str | Sequence[str], values: rt.TensorLike, collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
-    """``tf.summary.histogram``."""
+    """Calls ``tf.summary.histogram``."""
     return _summary.histogram(_tag(tag), values, collections)
 
 
@@ -65,7 +65,7 @@ def image_summary(
     collections: Sequence[str] | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``tf.summary.image``."""
+    """Calls ``tf.summary.image``."""
     return _summary.image(_tag(tag), tensor, max_images, collections)
 
 
@@ -78,7 +78,7 @@ def audio_summary(
     collections: Sequence[str] | None = None,
     name: str | None = None,
 ) -> rt.Tensor:
-    """``tf.summary.audio``."""
+    """Calls ``tf.summary.audio``."""
     return _summary.audio(_tag(tag), tensor, sample_rate, max_outputs, collections)
 
 
@@ -86,13 +86,13 @@ def audio_summary(
 def merge_summary(
     inputs: Sequence[rt.TensorLike], collections: Sequence[str] | None = None, name: str | None = None
 ) -> rt.Tensor:
-    """``tf.summary.merge``."""
+    """Calls ``tf.summary.merge``."""
     return _summary.merge(inputs, collections, name)
 
 
 @public.add()
 def merge_all_summaries(key: str = "summaries") -> rt.Tensor | None:
-    """``tf.summary.merge_all``."""
+    """Calls ``tf.summary.merge_all``."""
     return _summary.merge_all(key)
 
 
