@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -36,12 +36,28 @@ def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], l
     if not isinstance(feed_dict, Mapping):
         raise TypeError(f"feed_dict must be a dict of tensors to values, not {type(feed_dict).__name__}")
     fed: dict[Tensor, Array] = {}
-    for key, value in feed_dict.items():
-        tensor = key if type(key) is Tensor and key.op.graph is graph else _find_fed_tensor(graph, key)
-        if tensor in fed:
-            raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
-        fed[tensor] = feed_value(tensor, value)
+    for given, values in feed_dict.items():
+        for key, value in _flatten_feed(given, values) if isinstance(given, tuple) else ((given, values),):
+            tensor = key if type(key) is Tensor and key.op.graph is graph else _find_fed_tensor(graph, key)
+            if tensor in fed:
+                raise InvalidArgumentError(f"{tensor.name!r} is fed twice, under two of its names")
+            fed[tensor] = feed_value(tensor, value)
     return tuple(fed), list(fed.values())
+
+
+def _flatten_feed(key: object, value: object) -> Iterator[tuple[object, object]]:
+    """Yields the feeds of a key; a tuple of keys has a value of the same structure.
+
+    Raises:
+        ValueError: The structures differ.
+    """
+    if not isinstance(key, tuple):
+        yield key, value
+    elif isinstance(value, tuple | list) and len(value) == len(key):
+        for part, its_value in zip(key, value, strict=True):
+            yield from _flatten_feed(part, its_value)
+    else:
+        raise ValueError(f"feed_dict: {value!r} does not have the structure of its key {key!r}")
 
 
 def _find_fed_tensor(graph: Graph, key: object) -> Tensor:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
@@ -131,6 +131,12 @@ class Graph(rt.Graph, metaclass=_AnyGraph):
         return pick_item(tensor, item)
 
 
+def _refuse_slices(tensor: rt.Tensor) -> NoReturn:
+    raise AttributeError(
+        f"gradients are dense here: {tensor.name!r} is the whole tensor, not tf.IndexedSlices with values and indices"
+    )
+
+
 _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
     rt.Tensor | rt.Variable: {
         "get_shape": lambda tensor: functools.partial(get_shape, tensor),
@@ -138,6 +144,8 @@ _EXTRA: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
     },
     rt.Tensor: {
         "consumers": lambda tensor: lambda: [op for op in tensor.graph.get_operations() if tensor in op.inputs],
+        # Programs read these of tf.IndexedSlices, which tf.gradients gives in TensorFlow for a gather.
+        **dict.fromkeys(("values", "indices", "dense_shape"), _refuse_slices),
     },
     rt.Operation: {
         "values": lambda op: lambda: [*op.outputs],

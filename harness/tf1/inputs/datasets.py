@@ -537,11 +537,8 @@ def _yielded(value: object, component: Component) -> Array:
             array = np.asarray(value, object)
             array = strings(array.ravel().tolist(), array.shape)
         else:
-            array = np.asarray(value)
-            cast_too_far = array.dtype.kind in "SUO" or array.dtype.kind == "f" and component.dtype.kind in "iu"
-            if cast_too_far and array.size:
-                raise TypeError(f"{array.dtype}")
-            array = array.astype(component.dtype)
+            # TensorFlow makes an array of the declared type, so numpy cuts fractions off.
+            array = np.asarray(value, component.dtype)
     except (TypeError, ValueError) as error:
         raise rt.InvalidArgumentError(
             f"`generator` yielded an element that could not be converted to the expected type "

@@ -107,6 +107,10 @@ def _logits(
 ) -> tuple[Array, Array]:
     """Returns the logits of the true and the sampled classes, [batch, num_true + num_sampled], and their labels."""
     batch, true = jnp.shape(labels)
+    if rt.lowlevel.sizes_are_guesses():
+        # The guess for the rows knows nothing of their number: those of the true classes and of the sampled ones.
+        count = batch * true + len(sampled)
+        rows, biases = jnp.zeros((count, rows.shape[1]), rows.dtype), jnp.zeros(count, biases.dtype)
     own = jnp.reshape(rows[: batch * true], (batch, true, -1))
     of_true = jnp.einsum("bd,btd->bt", inputs, own) + jnp.reshape(biases[: batch * true], (batch, true))
     of_sampled = jnp.matmul(inputs, rows[batch * true :].T) + biases[batch * true :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags as absl_flags
@@ -53,6 +53,10 @@ class FlagValues:
 
     def __getitem__(self, name: str) -> Any:
         return absl_flags.FLAGS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._parse_flags()
+        return iter(absl_flags.FLAGS)
 
     def __contains__(self, name: str) -> bool:
         return name in absl_flags.FLAGS

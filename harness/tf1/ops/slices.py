@@ -18,7 +18,9 @@ import numpy as np
 import runtime as rt
 from harness.tf1.ops.affine import distance
 from harness.tf1.ops.lift import Array, Arrays, Public, Static, is_tensor, op
+from harness.tf1.ops.python_ops import host_op, strings
 from harness.tf1.ops.static import known_while_tracing
+from harness.tf1.ops.value_ops import convert_to_tensor
 
 public = Public("tf", "Tensors")
 
@@ -82,6 +84,9 @@ def slice(  # noqa: A001
         InvalidArgumentError: a size depends on a value.
     """
     firsts, sizes = _parts(begin), _parts(size)
+    if _are_numbers_of_strings(input_, firsts, sizes):
+        ends = (None if size == -1 else first + size for first, size in zip(firsts, sizes, strict=True))  # type: ignore[operator]
+        return _pick_strings(convert_to_tensor(input_), tuple(map(builtins.slice, firsts, ends)), name)
     if any(map(_is_computed, sizes)):
         raise _size_unknown("tf.slice")
     if not any(map(_is_computed, firsts)):
@@ -98,6 +103,12 @@ def slice(  # noqa: A001
     ]
     cut = input_ if len(moved) == len(firsts) else _slice_op(input_, *numbers)
     return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name or "Slice")
+
+
+def _are_numbers_of_strings(input_: rt.TensorLike, *vectors: Sequence[object]) -> bool:
+    """Returns True for a string tensor, or a list of strings, and places that are numbers."""
+    strings_in = convert_to_tensor(input_).dtype.hasobject if not is_tensor(input_) else input_.dtype.hasobject
+    return strings_in and not any(is_tensor(place) for vector in vectors for place in vector)
 
 
 def _is_rest(size: rt.TensorLike) -> bool:
@@ -128,13 +139,15 @@ def strided_slice(
         InvalidArgumentError: the size depends on a value.
     """
     firsts, ends = _parts(begin), _parts(end)
+    steps = [1] * len(firsts) if strides is None else _parts(strides)
+    places = tuple(builtins.slice(*ends) for ends in zip(firsts, ends, steps, strict=False))
+    if _are_numbers_of_strings(input_, firsts, ends, steps):
+        return _pick_strings(convert_to_tensor(input_), places, name)
     if not any(map(_is_computed, (*firsts, *ends))):
         return _strided_op(input_, begin, end, strides, name)
     for vector in (begin, end):
         if is_tensor(vector) and (not vector.shape or vector.shape[0] is None):
             raise _size_unknown("tf.strided_slice")
-    steps = [1] * len(firsts) if strides is None else _parts(strides)
-    places = tuple(builtins.slice(*ends) for ends in zip(firsts, ends, steps, strict=True))
     return _cut(rt.as_tensor(input_), places, name)
 
 
@@ -168,10 +181,24 @@ def _cut(tensor: rt.Tensor, places: Sequence[object], name: str | None = None) -
     return rest
 
 
+def _pick_strings(tensor: rt.Tensor, places: tuple[Any, ...], name: str | None = None) -> rt.Tensor:
+    """Adds ``tensor[places]`` of strings, on the host: programs share out lists of file names so."""
+
+    def pick(array: rt.lowlevel.Array) -> rt.lowlevel.Array:
+        picked = array[places]
+        return picked if isinstance(picked, np.ndarray) else strings([picked], ())
+
+    known = tensor.shape is not None and None not in tensor.shape
+    shape = pick(np.empty(tensor.shape, object)).shape if known else None
+    return host_op(pick, [tensor], shape, object, name, "StridedSlice")
+
+
 def pick_item(tensor: Any, item: object) -> rt.Tensor:
     """Adds the operation ``tensor[item]``; the ends of slices may be tensors."""
     places = item if isinstance(item, tuple) else (item,)
     ends = [end for p in places if isinstance(p, builtins.slice) for end in (p.start, p.stop, p.step)]
+    if tensor.dtype.hasobject and not any(is_tensor(part) for part in (*places, *ends)):
+        return _pick_strings(rt.as_tensor(tensor), places)
     if not any(is_tensor(end) for end in ends):
         picked: rt.Tensor = rt.lowlevel.pick_item(tensor, item)
         return picked

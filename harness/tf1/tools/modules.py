@@ -69,6 +69,9 @@ class Module(types.ModuleType):
         for module in _answering(self.__name__):
             if name in _names(module):
                 return getattr(module, name)
+        # TensorFlow's packages import their modules, so a program reads them as attributes.
+        if f"{self.__name__}.{name}" in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
         raise not_here(f"{self.__name__}.{name}")
 
     def __dir__(self) -> list[str]:

@@ -286,19 +286,20 @@ def batch_norm(
 ) -> Any:
     """Calls ``tf.layers.batch_normalization``, without gamma and in training by default.
 
+    The updates of the moving averages go to ``updates_collections``; None makes them wherever the output is computed.
+
     Raises:
-        ValueError: ``updates_collections`` is another than ``tf.GraphKeys.UPDATE_OPS``, or ``batch_weights`` or
-            ``zero_debias_moving_mean`` is given.
+        ValueError: ``batch_weights`` or ``zero_debias_moving_mean`` is given.
     """
-    if updates_collections != GraphKeys.UPDATE_OPS or batch_weights is not None or zero_debias_moving_mean:
-        raise ValueError(
-            "batch_norm: updates go to tf.GraphKeys.UPDATE_OPS, to be run with the training step; other "
-            "updates_collections, batch_weights and zero_debias_moving_mean are not in harness.tf1"
-        )
-    made = {"beta": zeros_initializer, **(param_initializers or {})}
-    kept = {f"{name}_initializer": value for name, value in made.items()}
+    if batch_weights is not None or zero_debias_moving_mean:
+        raise ValueError("batch_norm: batch_weights and zero_debias_moving_mean are not in harness.tf1")
+    initializers = {"beta": zeros_initializer, **(param_initializers or {})}
+    kept = {f"{name}_initializer": value for name, value in initializers.items()}
     kept |= {f"{name}_regularizer": value for name, value in (param_regularizers or {}).items()}
-    with _layers.layer_scope(scope, "BatchNorm", reuse) as opened:
+    graph = rt.Graph.of(inputs)
+    updates = graph.get_collection_ref(GraphKeys.UPDATE_OPS)
+    before = len(updates)
+    with graph.as_default(), _layers.layer_scope(scope, "BatchNorm", reuse) as opened:
         value = _layers.batch_normalization(
             inputs,
             axis=1 if data_format.startswith("NC") else -1,
@@ -311,6 +312,16 @@ def batch_norm(
             name=opened,
             **kept,
         )
+        # tf.layers knows one collection. Its updates are taken out again for a caller who wants them elsewhere.
+        if updates_collections != GraphKeys.UPDATE_OPS:
+            made = updates[before:]
+            del updates[before:]
+            if updates_collections is None:
+                with rt.control_dependencies(made):
+                    value = rt.identity(value)
+            else:
+                for update in made:
+                    graph.add_to_collection(updates_collections, update)
     return value if activation_fn is None else activation_fn(value)
 
 

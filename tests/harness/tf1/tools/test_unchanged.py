@@ -116,6 +116,13 @@ def installed() -> Any:
         del sys.modules[name]
 
 
+def test_packages_have_their_modules(installed: None) -> None:
+    """``from tensorflow.examples.tutorials import mnist`` has ``mnist.input_data``."""
+    from tensorflow.examples.tutorials import mnist
+
+    assert mnist.input_data.read_data_sets is mnist_data.read_data_sets
+
+
 def test_an_import_whose_names_are_not_used_costs_nothing(installed: None) -> None:
     import tensorflow.contrib.kfac  # noqa: F401
     from tensorflow.contrib.learn.python.learn.datasets import mnist

@@ -1,0 +1,113 @@
+"""Habits of 57 public programs, each with the value that TensorFlow 2.21's compat.v1 gives."""
+
+import collections
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness.tf1 as tf
+from tests.harness.tf1.kit import evaluate
+
+
+def test_batch_norm_updates_in_place() -> None:
+    """``updates_collections=None`` updates the averages whenever the output is computed."""
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [None, 1])
+        out = tf.contrib.layers.batch_norm(x, decay=0.5, updates_collections=None, scope="bn")
+        mean = next(v for v in tf.global_variables() if v.name == "bn/moving_mean:0")
+        assert graph.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            sess.run(out, {x: [[1.0], [3.0]]})
+            assert sess.run(mean).tolist() == [1.0]
+
+
+def test_batch_norm_updates_in_a_collection() -> None:
+    """Updates go to the named collection, and a fed switch still decides about them."""
+    with tf.Graph().as_default() as graph:
+        x, training = tf.placeholder(tf.float32, [None, 1]), tf.placeholder(tf.bool, [])
+        tf.contrib.layers.batch_norm(x, decay=0.5, updates_collections="mine", is_training=training, scope="bn")
+        assert len(graph.get_collection("mine")) == 2 and graph.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+
+
+def test_generator_elements_are_cast() -> None:
+    """A float64 element becomes the declared int32, cut off as numpy does."""
+    with tf.Graph().as_default():
+        rows = tf.data.Dataset.from_generator(lambda: iter([np.array([7.9]), [1.5]]), tf.int32, [1])
+        element = rows.make_one_shot_iterator().get_next()
+        with tf.Session() as sess:
+            found = [sess.run(element) for _ in range(2)]
+        assert [f.tolist() for f in found] == [[7], [1]] and found[0].dtype == np.int32
+
+
+def test_flags_are_iterated_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``for name in FLAGS`` gives names, whose flags ``FLAGS[name]`` has."""
+    monkeypatch.setattr(sys, "argv", ["program"])
+    tf.app.flags.DEFINE_integer("second_corpus_units", 7, "")
+    flags = tf.app.flags.FLAGS
+    assert {name: flags[name].value for name in flags}["second_corpus_units"] == 7
+
+
+def test_unknown_batch_in_sampled_losses() -> None:
+    """``nce_loss`` and ``sampled_softmax_loss`` take a batch whose size is known in the step."""
+    for loss in (tf.nn.nce_loss, tf.nn.sampled_softmax_loss):
+        with tf.Graph().as_default():
+            inputs, labels = tf.placeholder(tf.float32, [None, 4]), tf.placeholder(tf.int64, [None, 1])
+            weights, biases = tf.Variable(tf.ones([50, 4])), tf.Variable(tf.zeros([50]))
+            found = loss(weights, biases, labels, inputs, 8, 50)
+            gradient = tf.gradients(found, weights)[0]
+            assert found.get_shape().as_list() == [None]
+            with tf.Session() as sess:
+                sess.run(tf.global_variables_initializer())
+                feeds = {inputs: np.ones([3, 4]), labels: [[1], [2], [3]]}
+                assert sess.run(found, feeds).shape == (3,) and sess.run(gradient, feeds).shape == (50, 4)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_string_slices_share_out_files(constant: bool) -> None:
+    """A slice of a list of file names is made on the host, with numbers for its ends."""
+
+    def make() -> list[Any]:
+        names = tf.constant([b"a", b"b", b"c", b"d"])
+        if not constant:
+            names = tf.py_func(lambda: np.array([b"a", b"b", b"c", b"d"]), [], tf.string)
+            names.set_shape([4])
+        shares = [
+            names[1::2],
+            tf.strided_slice(names, [1], [1 << 30], strides=[2]),
+            tf.slice(names, [1], [2]),
+            names[0],
+        ]
+        assert [share.get_shape().as_list() for share in shares] == [[2], [2], [2], []]
+        return shares
+
+    assert [np.asarray(found).tolist() for found in evaluate(make)] == [[b"b", b"d"], [b"b", b"d"], [b"b", b"c"], b"a"]
+
+
+Pair = collections.namedtuple("Pair", "c h")
+
+
+def test_nested_feeds_are_flattened() -> None:
+    """A tuple of placeholders takes values of the same structure, and refuses another one."""
+    with tf.Graph().as_default():
+        a, b, c = (tf.placeholder(tf.float32, []) for _ in range(3))
+        total = a + 10 * b + 100 * c
+        with tf.Session() as sess:
+            assert sess.run(total, {(Pair(a, b), c): ((1.0, 2.0), 3.0)}) == 321
+            assert sess.run(total, {Pair(a, b): Pair(1.0, 2.0), c: 3.0}) == 321
+            with pytest.raises(ValueError, match="structure"):
+                sess.run(total, {(a, b, c): (1.0, 2.0)})
+            with pytest.raises(ValueError, match="structure"):
+                sess.run(total, {(a, b, c): 1.0})
+
+
+def test_dense_gradients_say_why_they_have_no_rows() -> None:
+    """A gradient is dense here: ``values`` and ``indices`` say so."""
+    with tf.Graph().as_default():
+        table = tf.Variable(tf.ones([4, 2]))
+        gradient: Any = tf.gradients(tf.gather(table, [1, 1]), table)[0]
+        for name in ("values", "indices", "dense_shape"):
+            with pytest.raises(AttributeError, match="gradients are dense here: .* is the whole tensor"):
+                getattr(gradient, name)
