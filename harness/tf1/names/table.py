@@ -1,7 +1,7 @@
 """The one table of TensorFlow's names: ``TABLE["tf.nn"]["relu"]``.
 
 The module that makes a function or class adds the name. ``harness.tf1``, ``tf.nn`` and the other namespaces answer from
-the table, and the list in docs/tf1.md is made of it.
+the table, and the list in docs/tf1_names.md is made of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TABLE: dict[str, dict[str, Any]] = {}
 """Namespace, such as "tf.nn" -> TensorFlow's name in it -> the function, class or value, or ``Later``."""
 
 HEADINGS: dict[str, str] = {}
-"""Name in ``tf`` -> the heading under which docs/tf1.md lists the name."""
+"""Name in ``tf`` -> the heading under which docs/tf1_names.md lists the name."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Later:
 
 
 def add_names(namespace: str, names: Mapping[str, Any], heading: str = "") -> None:
-    """Adds rows to the table, under a heading of docs/tf1.md where they are names of ``tf`` itself."""
+    """Adds rows to the table, under a heading of docs/tf1_names.md where they are names of ``tf`` itself."""
     TABLE.setdefault(namespace, {}).update(names)
     if heading:
         HEADINGS.update(dict.fromkeys(names, heading))

@@ -134,7 +134,7 @@ class Public:
 
     Args:
         namespace: such as "tf.nn".
-        heading: the heading of docs/tf1.md, for names of ``tf`` itself.
+        heading: the heading of docs/tf1_names.md, for names of ``tf`` itself.
     """
 
     def __init__(self, namespace: str = "tf", heading: str = "") -> None:
