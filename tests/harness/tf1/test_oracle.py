@@ -334,7 +334,9 @@ def test_every_name_has_a_case_or_a_reason() -> None:
     in_cases = {op for case in CASES.values() for op in _called(case.call)}
     names = [n for n in HEADINGS if callable(TABLE["tf"][n])]
     for module in ("data", "image", "io", "layers", "losses", "metrics", "nn", "python_io", "train"):
-        names += [f"{module}.{n}" for n in dir(getattr(tf, module))]
+        # What tf.train imports at its first use is the harness's own, with tests there.
+        later = getattr(getattr(tf, module), "_LATER", ())
+        names += [f"{module}.{n}" for n in dir(getattr(tf, module)) if n not in later]
     without = {n for n in names if n not in in_cases and n.rpartition(".")[2] not in in_programs}
     assert without - set(NO_CASE) == set()
     assert set(NO_CASE) <= set(names)
