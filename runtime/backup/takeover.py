@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.backup import image
-from runtime.backup.primary import Answered, LaneKey, Send
+from runtime.backup.primary import Answered, LaneKey, Primary, Send
 from runtime.cluster.spec import ClusterSpec, TaskId
 from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, UnauthenticatedError
 from runtime.observe.process_metrics import metrics
@@ -52,6 +53,35 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
             task=str(task),
         )
     return str(TaskId(task.job, indices[(indices.index(task.index) + 1) % len(indices)]))
+
+
+def begin_backup(worker: Worker, holder: str, lag: int, incarnation: int, send: Send) -> Resumed:
+    """Continues from the backup of this task, if there is one, and begins the next backup.
+
+    Args:
+        worker: the worker of this process, still empty.
+        holder: name of the task that holds the backup.
+        lag: most answered updates that the backup may lack.
+        incarnation: number of this process, for a task without a backup.
+        send: sends a message to the holder and returns the answer.
+    """
+    process_id = concurrency.random_id(62)
+    resumed = take_up(worker, holder, process_id, send) or Resumed(incarnation, 0, {})
+    primary = Primary(
+        worker.task,
+        holder,
+        lag,
+        process_id,
+        {"incarnation": resumed.incarnation, "takeovers": resumed.takeovers, "lag": lag},
+        functools.partial(image.capture, worker),
+        send,
+        functools.partial(worker.leave, replaced=True),
+    )
+    # Clients repeat their calls to the same incarnation. The answers keep a repeated update from being applied twice.
+    primary.inherit(resumed.answered)
+    worker.begin_backup(primary)
+    primary.start()
+    return resumed
 
 
 def take_up(worker: Worker, holder: str, process_id: int, send: Send) -> Resumed | None:

@@ -71,6 +71,8 @@ class CheckpointParticipant:
         devices: devices of the task by (type, index); restored values go there.
         limits: bounds of the time that orders hold updates back, and of the number of jobs.
         connected: returns True while a session has a connection to this task.
+        roots: directories below which orders may have the task write and read.
+        cores: cores of this machine for this task, by which writing is paced; None asks the operating system.
 
     Attributes:
         jobs: the saves and restores under way.
@@ -82,10 +84,12 @@ class CheckpointParticipant:
         task: str,
         gate: Gate,
         devices: Mapping[tuple[str, int], jax.Device],
-        limits: Limits | None = None,
-        connected: Callable[[int], bool] = lambda session: True,
+        limits: Limits,
+        connected: Callable[[int], bool],
+        roots: Roots,
+        cores: int | None = None,
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits
         self._store = store
         self._task = task
         self._gate = gate
@@ -96,10 +100,8 @@ class CheckpointParticipant:
         self._taking = concurrency.Lock()
         self._values: OrderedDict[int, Values] = OrderedDict()
         self._values_lock = concurrency.Lock()
-        self.cores: int | None = None
-        """Cores of this machine for this task, by which writing is paced; None asks the operating system."""
-        self.roots = Roots()
-        """Directories below which orders may have the task write and read."""
+        self._cores = cores
+        self.roots = roots
         self._table: dict[str, Callable[..., Message | int | None]] = {
             "pause": self._pause,
             "let_through": self._let_through,
@@ -257,7 +259,7 @@ class CheckpointParticipant:
             directory = self._to_write(order)
             arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
-            pace = Pace(lambda: self._gate.entered, job.ended.wait, self.cores)
+            pace = Pace(lambda: self._gate.entered, job.ended.wait, self._cores)
 
             def write() -> storage.WrittenStore:
                 return storage.write_store(directory, arrays, cancelled=job.ended.is_set, pace=pace)
@@ -452,7 +454,7 @@ class CheckpointParticipant:
     def _states(self, sender: Sender, order: Order.States, cancelled: Cancellation) -> Reply.States:
         told = self._store.run.states_of_done().items()
         of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
-        return Reply.States(states=task_states(self._task, self._store.run.environment.address), of_done=of_done)
+        return Reply.States(states=task_states(self._task, self._store.run.environment.address()), of_done=of_done)
 
 
 def _check_chunks(s: VariableSlice) -> None:

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.checkpoint.durability import is_inside
@@ -99,24 +99,18 @@ class Roots:
                     raise DataLossError(f"{entry.path} is not a regular file")
 
 
-def roots_of(
-    given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None, environ: Mapping[str, str]
-) -> Roots:
-    """The roots that a server was given; by default those of the environment, if there are any.
+def roots_of(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None) -> Roots:
+    """Returns the roots for the ``checkpoint_root`` of a server.
 
     Args:
-        given: a directory or a URL, or several; none at all allows nothing.
-        environ: has ``BELLWETHER_CHECKPOINT_ROOT`` or not.
+        given: a directory or a URL, or several. An empty list allows no directory, None allows any.
 
     Raises:
-        InvalidArgumentError: a root is no directory's path, nor a URL of an object store.
+        InvalidArgumentError: A root is neither the path of a directory nor a URL of an object store.
     """
     if given is None:
-        said = environ.get(ROOT_VARIABLE)
-        if not said:
-            return Roots()
-        given = said.split(",")
-    elif isinstance(given, str | os.PathLike):
+        return Roots()
+    if isinstance(given, str | os.PathLike):
         given = [given]
     anywhere = Roots()
     paths = []
@@ -126,7 +120,9 @@ def roots_of(
         try:
             anywhere.check(path)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"checkpoint_root: {error.message}") from None
+            raise InvalidArgumentError(
+                f"checkpoint_root: {error.message} (Server(checkpoint_root=), {ROOT_VARIABLE})"
+            ) from None
         paths.append(path)
     return Roots(tuple(paths))
 

@@ -11,7 +11,7 @@ import fnmatch
 import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -400,8 +400,13 @@ class Master:
     """The maker and keeper of one server's sessions."""
 
     def __init__(
-        self, cluster: ClusterSpec, target: tuple[str, int], worker: Worker, security: Security | None = None
+        self,
+        cluster: Callable[[], ClusterSpec],
+        target: tuple[str, int],
+        worker: Worker,
+        security: Security | None = None,
     ) -> None:
+        # The cluster is complete once the server's port is open.
         self.cluster = cluster
         self._security = security
         self.target = target
@@ -429,7 +434,7 @@ class Master:
         cancelled = cancelled or Cancellation()
         with self._until_stopped(cancelled):
             session = MasterSession(
-                self.cluster, self.target, self._worker, options, cancelled, waited_secs, foreign, self._security
+                self.cluster(), self.target, self._worker, options, cancelled, waited_secs, foreign, self._security
             )
         with self._lock:
             stopped = self._stopped
@@ -465,12 +470,12 @@ class Master:
         order.sender = self._worker.task
         if order.HasField("done"):
             order.done.states.update(_states_to_leave(self._worker))
-        tasks = choose_receivers(order, find_holders(_find_visible(self.cluster, self.target, device_filters)))
+        tasks = choose_receivers(order, find_holders(_find_visible(self.cluster(), self.target, device_filters)))
         with self._until_stopped(cancelled):
             return send_run_order(
                 order,
                 tasks,
-                cluster=self.cluster,
+                cluster=self.cluster(),
                 answer_secs=answer_secs,
                 cancelled=cancelled,
                 security=self._security,
@@ -554,7 +559,7 @@ def _matches_filter(task: str, filters: Sequence[str]) -> bool:
 
 def _states_to_leave(worker: Worker) -> dict[str, bytes]:
     """Returns the states that a finished task leaves for the last checkpoint."""
-    states = task_states(worker.task, worker.store.run.environment.address)
+    states = task_states(worker.task, worker.store.run.environment.address())
     if (size := sum(map(len, states.values()))) <= MOST_STATE_BYTES:
         return states
     logging.warning(

@@ -55,7 +55,8 @@ _LEAST_SECS = 0.05
 class LocalMaster(Protocol):
     """The face of the master of a server in this process."""
 
-    cluster: ClusterSpec
+    def cluster(self) -> ClusterSpec:
+        """Returns the cluster, from the view of the server's task."""
 
     def has_session(self, session: int) -> bool:
         """Returns True if a session is one of this master's."""
@@ -74,8 +75,11 @@ class LocalServer(Protocol):
     """The face of a server in this process."""
 
     worker: Worker
-    incarnation: int
     config: SessionConfig | None
+
+    @property
+    def incarnation(self) -> int:
+        """The random id of this process of the task."""
 
     @property
     def master(self) -> LocalMaster:
@@ -446,7 +450,7 @@ def meet_tasks(
     for name, address in tasks:
         local = find_local(address)
         if local is not None and local.worker.task == name:
-            _check_cluster(name, local.master.cluster, sender, cluster)
+            _check_cluster(name, local.master.cluster(), sender, cluster)
             met[name] = LocalTask(name, local)
         else:
             absent[name] = RemoteTask(name, address, client, options, security)

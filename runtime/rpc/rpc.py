@@ -12,9 +12,10 @@ import hmac
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from runtime import concurrency, timeouts
 from runtime.errors import (
@@ -102,6 +103,14 @@ _TOO_LONG = "larger than max"
 """The part of gRPC's text that marks a message over the limit."""
 
 _T = TypeVar("_T")
+_Servicer = TypeVar("_Servicer")
+_Request = TypeVar("_Request")
+_Texts: TypeAlias = "Iterable[tuple[str, str | bytes]] | None"
+_Answer: TypeAlias = "grpc.CallFuture[Message]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
+"""The function that answers the calls of one method."""
+_Proceed: TypeAlias = Callable[[grpc.ClientCallDetails, Message], _Answer]
+"""The rest of a call, behind an interceptor."""
 
 
 def server_options(limits: Limits) -> list[tuple[str, str | int]]:
@@ -203,13 +212,13 @@ class _Channel:
         self._held: Credential | None = None
         self._channel: grpc.Channel | None = None
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         """Returns a function of a gRPC channel, such as ``unary_unary``.
 
         On a closed channel the function raises ValueError.
         """
 
-        def function(*arguments: Any, **options: Any) -> Any:
+        def function(*arguments: object, **options: object) -> object:
             with self._lock:
                 if self.closed.is_set():
                     raise ValueError("the channel is closed")
@@ -251,14 +260,16 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         self._channel = channel
         self._reached = False
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+    def intercept_unary_unary(
+        self, continuation: _Proceed, client_call_details: grpc.ClientCallDetails, request: Message
+    ) -> _Answer:
         """Makes a call, and raises the reason if the task cannot be reached.
 
         A call with wait_for_ready fails at once if the task has other TLS settings or certificates.
         """
         details = client_call_details
         if details.wait_for_ready and not self._reached:
-            details = self._wait(details)
+            details = self._wait_for_task(details)
         answer = continuation(details, request)
         if not answer.done():
             return answer
@@ -274,7 +285,7 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 raise problem
         return answer
 
-    def _wait(self, details: Any) -> Any:
+    def _wait_for_task(self, details: grpc.ClientCallDetails) -> grpc.ClientCallDetails:
         """Looks until the task answers or the deadline has passed.
 
         Returns the details with the seconds left.
@@ -289,26 +300,28 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 return _until(details, deadline)
 
 
-def _deadline_of(details: Any) -> float:
+def _deadline_of(details: grpc.ClientCallDetails) -> float:
     return math.inf if details.timeout is None else concurrency.monotonic() + float(details.timeout)
 
 
-def _until(details: Any, deadline: float) -> Any:
+def _until(details: grpc.ClientCallDetails, deadline: float, **changed: object) -> grpc.ClientCallDetails:
     """Returns the details of a call that ends at a deadline.
 
     Args:
         details: Details of the call.
         deadline: ``time.monotonic()`` at which to end; infinity for a call without a deadline.
+        **changed: Other details to change.
     """
     left = None if deadline == math.inf else max(_LEAST_SECS, deadline - concurrency.monotonic())
-    return details._replace(timeout=left)
+    # gRPC's details are a named tuple, and its stubs do not say so.
+    return details._replace(timeout=left, **changed)  # type: ignore[attr-defined,no-any-return]
 
 
-def _texts(metadata: Iterable[Any] | None) -> Mapping[str, str]:
-    return {entry.key: str(entry.value) for entry in metadata or ()}
+def _texts(metadata: _Texts) -> Mapping[str, str]:
+    return {key: str(value) for key, value in metadata or ()}
 
 
-def _has_no_contact(answer: Any) -> bool:
+def _has_no_contact(answer: grpc.Call) -> bool:
     """Returns True if gRPC has not reached the task.
 
     Returns False for an error sent by the task itself.
@@ -358,7 +371,9 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         # reach.
         self._shown: str | None = None
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+    def intercept_unary_unary(
+        self, continuation: _Proceed, client_call_details: grpc.ClientCallDetails, request: Message
+    ) -> _Answer:
         """Makes a call, and repeats it for a new process of the task.
 
         The new process asks for a proof of its own.
@@ -367,7 +382,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         for _ in range(_MOST_PROOFS):
             shown = self._shown = self._shown or self._introduce(_until(details, deadline), asked)
             metadata = (*(details.metadata or ()), self._speaks, (_PROOF, shown))
-            answer = continuation(_until(details, deadline)._replace(metadata=metadata), request)
+            answer = continuation(_until(details, deadline, metadata=metadata), request)
             if not answer.done():
                 break
             asked = _challenge_of(answer) is not None
@@ -378,7 +393,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 break
         return answer
 
-    def _introduce(self, details: Any, asked: bool) -> str:
+    def _introduce(self, details: grpc.ClientCallDetails, asked: bool) -> str:
         """Returns the proof that calls show.
 
         Args:
@@ -411,7 +426,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
             raise UnauthenticatedError(security.elsewhere(self._address, challenge.address))
         raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
 
-    def _ask(self, shown: str, details: Any) -> _Challenge | None:
+    def _ask(self, shown: str, details: grpc.ClientCallDetails) -> _Challenge | None:
         """Makes an empty call, and returns the challenge of the server.
 
         Returns None if the server asks for no proof.
@@ -431,9 +446,9 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         return None
 
 
-def _challenge_of(answer: Any) -> _Challenge | None:
+def _challenge_of(answer: grpc.Call | grpc.RpcError) -> _Challenge | None:
     """Returns the challenge of the server in a refused call, or None."""
-    told = _texts(answer.trailing_metadata())
+    told = _texts(answer.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
     nonce, *proofs = told[_CHALLENGE].split(".")
@@ -474,13 +489,12 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         task: Task of the server.
         key: Token for clients to have; None lets every client in.
         refusals: Log of the refused clients.
-
-    Attributes:
-        addresses: ``host:port`` of the control plane, by each name a client may dial. Set before the server starts.
+        dialled: Function that returns ``host:port`` of the control plane, by each name a client may dial. Called only
+            after the start of the server.
     """
 
-    def __init__(self, task: str, key: bytes | None, refusals: Refusals) -> None:
-        self.addresses: Sequence[str] = ()
+    def __init__(self, task: str, key: bytes | None, refusals: Refusals, dialled: Callable[[], Sequence[str]]) -> None:
+        self._dialled = dialled
         self._task = task
         # The full token first, the observer's second; empty without a token.
         self._keys = [] if key is None else [key, observer_key(key)]
@@ -493,15 +507,19 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
         Each is the hash of an address of the task, with the name of the task or without.
         """
-        dialled = map(security.dialled, self.addresses)
+        dialled = map(security.dialled, self._dialled())
         return frozenset(security.about(address, task) for address in dialled for task in ("", self._task))
 
-    def is_observer(self, handler_call_details: Any) -> bool:
+    def is_observer(self, handler_call_details: grpc.HandlerCallDetails) -> bool:
         """Returns True if a call comes from a client with the observer's token."""
         shown = _shown(_texts(handler_call_details.invocation_metadata))
         return any(self._proves(shown, key) for key in self._keys[1:])
 
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
         """Returns the handler of a call, or a handler that refuses the call."""
         told = _texts(handler_call_details.invocation_metadata)
         shown, problem = _shown(told), versions.why_not_understood(told.get(_WIRE, ""))
@@ -510,7 +528,7 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if handler_call_details.method.startswith(_OPEN_TO_ALL) or (is_known and not problem):
             return continuation(handler_call_details)
 
-        def refuse(requests: Any, context: grpc.ServicerContext) -> None:
+        def refuse(requests: object, context: grpc.ServicerContext) -> None:
             if problem:
                 abort(context, UnimplementedError(problem, task=self._task))
             self._refuse(shown, context)
@@ -538,7 +556,7 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 (_TASK, self._task),
                 (_TYPE, str(wire_code(error))),
                 (_CHALLENGE, ".".join((self._nonce, *proofs))),
-                (_ADDRESS, self.addresses[0]),
+                (_ADDRESS, self._dialled()[0]),
             )
         )
         context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
@@ -584,7 +602,7 @@ def host_of(peer: str) -> str:
 
 
 def call(
-    method: Callable[..., _T], request: Any, *, timeout: float | None, task: str, wait_for_ready: bool = False
+    method: Callable[..., _T], request: object, *, timeout: float | None, task: str, wait_for_ready: bool = False
 ) -> _T:
     """Calls a stub method, and raises gRPC's errors as ours.
 
@@ -616,7 +634,7 @@ def call(
 
 
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
-    told = _texts(error.trailing_metadata())
+    told = _texts(error.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
     code, number = error.code().value[0], told.get(_TYPE, "")
     if number.isdecimal() and int(number) & 0xFF == code:
         # The low byte of an error type's number is its gRPC code. A number with another code is not ours.
@@ -667,14 +685,16 @@ def peer() -> str:
     return "" if _running.context is None else str(_running.context.peer())
 
 
-def servicer_method(method: Callable[[Any, Any], _T]) -> Callable[[Any, Any, grpc.ServicerContext], _T]:
+def servicer_method(
+    method: Callable[[_Servicer, _Request], _T],
+) -> Callable[[_Servicer, _Request, grpc.ServicerContext], _T]:
     """Turns ``method(self, request)`` into a servicer method.
 
     The interceptor of the task ends a call that raises.
     """
 
     @functools.wraps(method)
-    def wrapped(self: Any, request: Any, context: grpc.ServicerContext) -> _T:
+    def wrapped(self: _Servicer, request: _Request, context: grpc.ServicerContext) -> _T:
         _running.context = context
         return method(self, request)
 

@@ -9,11 +9,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from absl import logging
 
 from runtime import concurrency
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 IDLE_SECS = 10.0
 """Seconds for which a thread without a call is kept for the next one."""
@@ -44,17 +47,25 @@ class CallThreads(futures.ThreadPoolExecutor):
         # Guards the queue and both counts. `_count` is the number of all threads, `_idle` of those that wait for a
         # call.
         self._changed = concurrency.Condition()
-        self._waiting: deque[tuple[futures.Future[Any], Callable[[], Any]]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._idle = 0
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> futures.Future[_T]:
         """Runs a call on an idle thread or a new thread.
 
         Never waits and never raises.
         """
-        future: futures.Future[Any] = futures.Future()
+        future: futures.Future[_T] = futures.Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
+
         with self._changed:
-            self._waiting.append((future, lambda: fn(*args, **kwargs)))
+            self._waiting.append(run)
             # Each call in the queue, this call included, has an idle thread.
             if self._idle >= len(self._waiting):
                 self._changed.notify()
@@ -72,18 +83,12 @@ class CallThreads(futures.ThreadPoolExecutor):
         return future
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            future, call = taken
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
+        while (run := self._take_call()) is not None:
+            run()
             # The objects of a call must not live until the next call comes.
-            del taken, future, call
+            del run
 
-    def _take(self) -> tuple[futures.Future[Any], Callable[[], Any]] | None:
+    def _take_call(self) -> Callable[[], None] | None:
         with self._changed:
             self._idle += 1
             try:

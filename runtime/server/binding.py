@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 
@@ -25,7 +25,7 @@ _LOOPBACK_NAMES = ("localhost.localdomain", "localhost4", "localhost6", "ip6-loc
 _LOOK_UP_SECS = 10.0
 
 
-def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None = None) -> tuple[str, ...]:
     """Returns the addresses on which a task listens.
 
     Many systems map a host's own name to a loopback address in /etc/hosts. Other hosts of the cluster could not reach
@@ -34,8 +34,7 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapp
     Args:
         cluster: All tasks with their addresses.
         own: The task.
-        bind: Host name or address to listen on, in place of the task's own; by default ``BELLWETHER_BIND``.
-        environ: The environment variables.
+        bind: Host name or address to listen on; by default the task's own.
 
     Returns:
         At least one address, without brackets; an address of ``ALL`` for all interfaces.
@@ -45,10 +44,9 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None, environ: Mapp
             remedy.
 
     Example:
-        >>> listen_on(ClusterSpec({"ps": ["localhost:2222"]}), TaskId("ps", 0), None, {})
+        >>> listen_on(ClusterSpec({"ps": ["localhost:2222"]}), TaskId("ps", 0))
         ('127.0.0.1',)
     """
-    bind = bind or environ.get(BIND_VARIABLE) or None
     given, _ = split_address(cluster.task_address(own.job, own.index))
     host = (bind or given).removeprefix("[").removesuffix("]")
     # Clients dial 127.0.0.1 for "localhost". On ::1, a stranger could listen in the place of this task.

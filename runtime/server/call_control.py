@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -12,15 +12,12 @@ from google.protobuf.message import DecodeError, Message
 from runtime.errors import InvalidArgumentError, OpError, PermissionDeniedError, ResourceExhaustedError
 from runtime.observe.audit import AuditLog
 from runtime.rpc import rpc
-from runtime.rpc.rpc import ClientCheck
+from runtime.rpc.rpc import ClientCheck, Handler
 from runtime.server.calls import METHODS, Method
 from runtime.server.pools import CallPools
 from runtime.trust import roles
 from runtime.trust.roles import OBSERVER, Identity
 from runtime.trust.security import Refusals
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
-"""The function that answers the calls of one method."""
 
 
 @dataclass(frozen=True)

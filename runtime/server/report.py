@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Protocol, cast
 
 import psutil
 
@@ -21,8 +21,9 @@ from runtime.observe.process_metrics import metrics
 from runtime.proto import services_pb2 as pb
 from runtime.proto import services_pb2_grpc, stage_pb2
 from runtime.rpc import rpc
+from runtime.server.assembly import TaskCredential, TaskParts
 from runtime.server.pools import WAITING
-from runtime.server.served import Served
+from runtime.task.worker import Worker
 from runtime.tensor_spec import TensorSpec, canonical_dtype
 from runtime.trust.security import Security
 
@@ -64,16 +65,23 @@ class TaskReport:
     threads: tuple[RunningThread, ...] = ()
 
 
-def report(server: Served, *, variables: bool, threads: bool) -> pb.MetricsResponse:
-    """Returns the figures of a server in this process.
+class _ReportingServer(Protocol):
+    """The part of a server of this process that `probe` needs."""
+
+    def report(self, *, variables: bool, threads: bool) -> TaskReport:
+        """Returns the figures of the server's task."""
+
+
+def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsResponse:
+    """Returns the figures of a task in this process.
 
     Args:
-        server: The server.
+        parts: Parts of the task.
         variables: True lists the task's variables, too.
         threads: True lists the running threads of the process, too.
     """
-    worker = server.worker
-    known, counted = worker.store.variables(), server.tensors.counters
+    worker, life = parts.worker, parts.life
+    known, counted = worker.store.variables(), parts.tensors.counters
     values = {
         **metrics.read(),
         **worker.counters.values(),
@@ -81,11 +89,11 @@ def report(server: Served, *, variables: bool, threads: bool) -> pb.MetricsRespo
         "connections": counted.connections,
         "bytes_received_total": counted.bytes_in,
         "bytes_sent_total": counted.bytes_out,
-        **_security(server),
-        **_host(),
-        **_devices(worker),
-        "remote_sessions": len(server.remote_sessions),
-        "remote_calls": server.pools.running(WAITING),
+        **_security_figures(parts.credential),
+        **_host_figures(),
+        **_device_figures(worker),
+        "remote_sessions": len(parts.remote_sessions),
+        "remote_calls": parts.pools.running(WAITING),
         "updates_dropped_total": sum(r.dropped_gradients for r in worker.store.resources()),
         "variables": len(known),
         "variable_bytes": sum(0 if spec.is_string else spec.nbytes for _, spec in known),
@@ -96,9 +104,9 @@ def report(server: Served, *, variables: bool, threads: bool) -> pb.MetricsRespo
     error, when = metrics.last_error
     return pb.MetricsResponse(
         task=worker.task,
-        cluster=server.cluster.as_cluster_def(),
-        incarnation=server.incarnation,
-        started_unix_secs=server.started_unix_secs,
+        cluster=parts.peers.cluster.as_cluster_def(),
+        incarnation=life.incarnation,
+        started_unix_secs=life.started_unix_secs,
         host=socket.gethostname(),
         pid=os.getpid(),
         values=values,
@@ -115,14 +123,14 @@ def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpec
     return stage_pb2.VariableSpecDef(name=key[1], container=key[0], spec=described)
 
 
-def _security(server: Served) -> dict[str, float]:
-    if server.certificates is not None:
-        ends = {"certificate_left_seconds": server.certificates.left_secs()}
-        return ends | ({"certificate_near_end": 1.0} if server.certificates.is_near_end() else {})
-    return {"insecure": 1.0} if server.security is not None and server.security.lets_everybody_in else {}
+def _security_figures(credential: TaskCredential) -> dict[str, float]:
+    if credential.certificates is not None:
+        ends = {"certificate_left_seconds": credential.certificates.left_secs()}
+        return ends | ({"certificate_near_end": 1.0} if credential.certificates.is_near_end() else {})
+    return {"insecure": 1.0} if credential.lets_all_in else {}
 
 
-def _host() -> dict[str, float]:
+def _host_figures() -> dict[str, float]:
     times = _process.cpu_times()
     memory = psutil.virtual_memory()
     return {
@@ -136,11 +144,11 @@ def _host() -> dict[str, float]:
     }
 
 
-def _devices(worker: Any) -> dict[str, float]:
+def _device_figures(worker: Worker) -> dict[str, float]:
     """Returns the memory figures of all devices with a backend that reports memory."""
     found: dict[str, float] = {}
     for device, local in worker.devices.items():
-        # CPU devices use the memory of the process, which _host reports.
+        # CPU devices use the memory of the process, which _host_figures reports.
         stats = local.memory_stats() if device.type != "CPU" else None
         for name, key in (("bytes_in_use", "memory"), ("peak_bytes_in_use", "peak_memory"), ("bytes_limit", "limit")):
             if stats and name in stats:
@@ -203,7 +211,7 @@ def probe(
     # A server of this process is read directly, so a program needs no credential for its own task.
     local = find_local(address)
     if local is not None:
-        return report_from_proto(report(cast(Served, local), variables=variables, threads=threads))
+        return cast(_ReportingServer, local).report(variables=variables, threads=threads)
     channel = rpc.open_channel(address, security)
     try:
         stub = services_pb2_grpc.WorkerServiceStub(channel)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import grpc
 import numpy as np
 
 from runtime import concurrency
@@ -18,10 +17,10 @@ from runtime.master.master import Master
 from runtime.observe.trace import nbytes, step_stats
 from runtime.proto import run_record_pb2, services_pb2_grpc
 from runtime.proto import services_pb2 as pb
-from runtime.rpc.rpc import servicer_method, when_abandoned
+from runtime.rpc.rpc import caller, servicer_method, when_abandoned
+from runtime.server.assembly import TaskParts
 from runtime.server.remote_sessions import RemoteSessions
 from runtime.server.report import report
-from runtime.server.served import Served
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.task.ending import StepEnding
 from runtime.task.worker import Worker
@@ -44,10 +43,10 @@ def _until_abandoned(deadline: float | None = None) -> Iterator[Cancellation]:
 class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     """The service for masters: identity, registration, checkpoints, run record and figures of a task."""
 
-    def __init__(self, server: Served) -> None:
-        self._server = server
+    def __init__(self, parts: TaskParts) -> None:
+        self._parts = parts
 
-    def _worker(self, incarnation: int) -> Worker:
+    def _find_worker(self, incarnation: int) -> Worker:
         """Returns the worker for a request to a process of the task.
 
         Args:
@@ -57,39 +56,50 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
             AbortedError: The process of the request has ended, and this process has replaced it.
             UnavailableError: The server is starting.
         """
-        self._server.check_open()
-        if incarnation not in (0, self._server.incarnation):
-            raise AbortedError("restarted since the session began, its state is gone", task=self._server.worker.task)
-        return self._server.worker
+        parts = self._parts
+        parts.life.check_open()
+        if incarnation not in (0, parts.life.incarnation):
+            raise AbortedError("restarted since the session began, its state is gone", task=parts.worker.task)
+        return parts.worker
+
+    def _check_session(self, session: int) -> None:
+        """Checks that a session belongs to the client of the present call.
+
+        Raises:
+            PermissionDeniedError: The session belongs to another client.
+        """
+        # Without certificates all clients have the same token, so there is nothing to compare.
+        if self._parts.credential.certificates is not None:
+            self._parts.tensors.lanes.check_client(session, caller())
 
     @servicer_method
     def Status(self, request: pb.StatusRequest) -> pb.StatusResponse:
         """Returns the identity, the cluster and the tensor address of the task."""
-        server = self._server
-        server.check_open()
-        primary = server.worker.primary
+        parts, worker, life = self._parts, self._parts.worker, self._parts.life
+        life.check_open()
+        primary = worker.primary
         if request.HasField("cluster"):
-            server.hear_of(ClusterSpec(request.cluster))
+            parts.peers.learn_addresses(ClusterSpec(request.cluster))
         return pb.StatusResponse(
-            cluster=server.cluster.as_cluster_def(),
-            task=server.worker.task,
-            incarnation=server.incarnation,
-            data_port=server.tensors.port,
-            unix_path=server.tensors.unix_path or "",
+            cluster=parts.peers.cluster.as_cluster_def(),
+            task=worker.task,
+            incarnation=life.incarnation,
+            data_port=parts.tensors.port,
+            unix_path=parts.tensors.unix_path or "",
             host_id=host_id(),
-            devices=[device_to_proto(d) for d in server.worker.devices],
-            started_unix_secs=server.started_unix_secs,
-            generation=server.worker.store.run.generation,
+            devices=[device_to_proto(d) for d in worker.devices],
+            started_unix_secs=life.started_unix_secs,
+            generation=worker.store.run.generation,
             has_backup=primary is not None,
             backup_lag=0 if primary is None else primary.lag,
-            takeovers=server.takeovers,
+            takeovers=life.takeovers,
         )
 
     @servicer_method
     def Register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """Registers a stage call and returns its handle, or requests the stage's program from the client."""
-        worker = self._worker(request.incarnation)
-        self._server.check_session(request.session)
+        worker = self._find_worker(request.incarnation)
+        self._check_session(request.session)
         found = worker.register(
             call_from_proto(request.call),
             request.generation,
@@ -108,22 +118,22 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Unregister(self, request: pb.UnregisterRequest) -> pb.UnregisterResponse:
         """Releases handles of a session. Stages without a session may be dropped."""
-        self._server.check_session(request.session)
-        self._server.worker.registry.unregister(request.session, request.handles)
+        self._check_session(request.session)
+        self._parts.worker.registry.unregister(request.session, request.handles)
         return pb.UnregisterResponse()
 
     @servicer_method
     def Trace(self, request: pb.TraceRequest) -> pb.TraceResponse:
         """Returns and forgets the spans of a session's traced calls."""
-        self._server.check_session(request.session)
-        spans = self._server.worker.tracer.take(request.session)
+        self._check_session(request.session)
+        spans = self._parts.worker.tracer.take(request.session)
         return pb.TraceResponse(step_stats=step_stats(spans), now_unix_nanos=concurrency.wall_time_ns())
 
     @servicer_method
     def Checkpoint(self, request: pb.CheckpointOrder) -> pb.CheckpointReply:
         """Executes an order of a checkpoint coordinator."""
-        worker = self._worker(request.incarnation)
-        self._server.check_session(request.session)
+        worker = self._find_worker(request.incarnation)
+        self._check_session(request.session)
         with _until_abandoned(concurrency.monotonic() + worker.limits.order_secs) as cancelled:
             reply = worker.checkpoint_participant.obey(request, cancelled)
         # The client counts on the restored values, so the values must survive a restart from the backup.
@@ -134,20 +144,20 @@ class WorkerServicer(services_pb2_grpc.WorkerServiceServicer):
     @servicer_method
     def Run(self, request: run_record_pb2.RunOrder) -> run_record_pb2.RunReply:
         """Executes an order to the run record. A waiting order ends when the caller hangs up."""
-        worker = self._worker(request.incarnation)
+        worker = self._find_worker(request.incarnation)
         with _until_abandoned() as cancelled:
             return worker.obey_run_order(request, cancelled)
 
     @servicer_method
     def Metrics(self, request: pb.MetricsRequest) -> pb.MetricsResponse:
         """Returns the figures of this task."""
-        return report(self._server, variables=request.variables, threads=request.threads)
+        return report(self._parts, variables=request.variables, threads=request.threads)
 
     @servicer_method
     def Clear(self, request: pb.ClearRequest) -> pb.ClearResponse:
         """Clears the variables and resources of some containers, or of all."""
-        self._server.worker.store.clear(None if request.all else list(request.containers))
-        self._server.worker.replicate_now()
+        self._parts.worker.store.clear(None if request.all else list(request.containers))
+        self._parts.worker.replicate_now()
         return pb.ClearResponse()
 
 
@@ -296,14 +306,13 @@ def options_to_proto(options: SessionConfig) -> pb.SessionOptions:
     return pb.SessionOptions(**{name: getattr(options, name) for name in pb.SessionOptions.DESCRIPTOR.fields_by_name})
 
 
-def add_services(grpc_server: grpc.Server, server: Served, sessions: RemoteSessions) -> None:
-    """Adds both services to a gRPC server.
+def add_services(parts: TaskParts) -> None:
+    """Adds both services to the gRPC server of a task.
 
     Args:
-        grpc_server: The gRPC server.
-        server: Server of the task.
-        sessions: Sessions of clients in other processes.
+        parts: Parts of the task.
     """
-    services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(server), grpc_server)
-    master = MasterServicer(server.master, sessions, server.worker.limits)
-    services_pb2_grpc.add_MasterServiceServicer_to_server(master, grpc_server)
+    server = parts.control.grpc
+    services_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(parts), server)
+    master = MasterServicer(parts.master, parts.remote_sessions, parts.limits)
+    services_pb2_grpc.add_MasterServiceServicer_to_server(master, server)

@@ -24,8 +24,8 @@ class PrivateServer:
         self.incarnation = concurrency.random_id(63) | 1
         self.address = f"private-{self.incarnation:x}:1"  # a name that no network address can have
         self.worker = Worker(_JOB, 0, _fetch_nothing)
-        self.master = Master(ClusterSpec({_JOB: [self.address]}), (_JOB, 0), self.worker)
-        self.worker.registry.connected = self.master.has_session
+        cluster = ClusterSpec({_JOB: [self.address]})
+        self.master = Master(lambda: cluster, (_JOB, 0), self.worker)
 
     def create_session(self, options: SessionConfig) -> MasterSession:
         """Opens the only session of the server, which goes with the session."""

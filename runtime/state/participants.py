@@ -10,27 +10,29 @@ from runtime import concurrency
 from runtime.limits import Limits
 
 
-@dataclass
+@dataclass(frozen=True)
 class Environment:
-    """The task around a run record, as its server and its worker describe the task.
+    """The task around a run record, as its server describes the task. A task without a server has the defaults.
 
     Attributes:
-        address: address of this task.
+        address: returns the address of this task. The address is known once the server's port is open.
         expected: the tasks that must be done before ``when_all_done`` is called.
         limits: the limits of waits and of participants.
         when_all_done: called without the lock when every expected task is done and a task has asked for the end.
         when_loading: called, under the lock, before the leader gives the variables new values.
         silent: returns the seconds since the last sign of life of a session; None for an unknown session.
         lives: returns True if a session gives signs of life; a lost session may come back.
+        connected: returns True if a session has a connection to this task now.
     """
 
-    address: str = ""
+    address: Callable[[], str] = lambda: ""
     expected: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
     when_all_done: Callable[[], None] = lambda: None
     when_loading: Callable[[], None] = lambda: None
     silent: Callable[[int], float | None] = lambda session: None
     lives: Callable[[int], bool] = lambda session: True
+    connected: Callable[[int], bool] = lambda session: True
 
 
 @dataclass

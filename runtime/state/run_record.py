@@ -50,10 +50,11 @@ class RunRecord:
     Args:
         changed: the store's condition; its lock guards the record too, so that a fence and a stage cannot overlap.
         has_values: returns True if a variable of the store has a value; called under the lock.
+        environment: the task around the record.
 
     Attributes:
         generation: number of times that values were replaced under sessions that used them.
-        environment: the task around the record; its server and its worker fill it in.
+        environment: the task around the record.
         origin: why this task began without values, if it should have had some; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
         goes_at: ``time.monotonic()`` at which this task stops to serve; None unless the task was asked to stop.
@@ -61,9 +62,11 @@ class RunRecord:
         saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
     """
 
-    def __init__(self, changed: concurrency.Condition, has_values: Callable[[], bool]) -> None:
+    def __init__(
+        self, changed: concurrency.Condition, has_values: Callable[[], bool], environment: Environment | None = None
+    ) -> None:
         self.generation = 0
-        self.environment = Environment()
+        self.environment = environment or Environment()
         self.origin = ""
         self.finished_at: float | None = None
         self.goes_at: float | None = None
@@ -111,7 +114,7 @@ class RunRecord:
 
     def _reply(self) -> pb.RunReply:
         return pb.RunReply(
-            address=self.environment.address,
+            address=self.environment.address(),
             phase=pb.RunReply.Phase.Value(self._phase.upper()),
             leadership=self.leadership.to_proto() if self.leadership else None,
             leader_name=self._leader_name,

@@ -22,6 +22,7 @@ from runtime.observe.trace import nbytes
 from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
+from runtime.state.participants import Environment
 from runtime.state.run_record import RunRecord
 from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
@@ -166,14 +167,17 @@ class Store:
 
     Args:
         ledger: Where the bytes of variables, and of what resources keep, are counted.
+        environment: The task around the run record.
     """
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
+    def __init__(self, ledger: Ledger | None = None, environment: Environment | None = None) -> None:
         self.lock = concurrency.Lock()
         self.changed = concurrency.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
         self._slots: dict[Key, Slot] = {}
-        self.run = RunRecord(self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()))
+        self.run = RunRecord(
+            self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()), environment
+        )
         self._resources: dict[Key, Resource] = {}
         self.ledger = ledger or Ledger()
 

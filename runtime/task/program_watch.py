@@ -38,13 +38,11 @@ class ProgramWatch:
     Args:
         task: Name of the task, for errors.
         limits: The limits ``program_secs`` and ``program_share``.
-
-    Attributes:
         audit: Log of the programs that ran too long, and of the clients above their share.
     """
 
-    def __init__(self, task: str, limits: Limits) -> None:
-        self.audit: AuditLog | None = None
+    def __init__(self, task: str, limits: Limits, audit: AuditLog | None = None) -> None:
+        self._audit = audit
         self._task = task
         self._limits = limits
         self._closed = concurrency.Event()
@@ -179,5 +177,5 @@ class ProgramWatch:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _write(self, program: WatchedProgram, action: str, outcome: str) -> None:
-        if self.audit is not None:
-            self.audit.write(action, peer=program.peer, who=program.who, what=program.sha256, outcome=outcome)
+        if self._audit is not None:
+            self._audit.write(action, peer=program.peer, who=program.who, what=program.sha256, outcome=outcome)

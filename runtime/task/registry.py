@@ -99,15 +99,15 @@ class Registry:
         task: the task's name, for errors.
         limits: how many calls are kept for a session and without one, and for how many sessions.
         ledger: The ledger that counts the bytes of stages and programs.
+        connected: Returns True if a session has a connection now.
     """
 
-    def __init__(self, task: str, limits: Limits, ledger: Ledger) -> None:
+    def __init__(self, task: str, limits: Limits, ledger: Ledger, connected: Callable[[int], bool]) -> None:
         self._task = task
         self._limits = limits
         self.ledger = ledger
         self._limit = limits.spare_stages
-        self.connected: Callable[[int], bool] = lambda session: False
-        """Tells whether a session has a connection now; a server sets it."""
+        self._connected = connected
         self._lock = concurrency.RLock()
         self._last_handle = 0
         self._rows: dict[int, _Row] = {}  # by handle
@@ -304,7 +304,7 @@ class Registry:
             if held is None:
                 if len(self._held) < limits.stage_sessions:
                     return
-                silent = next((other for other in self._held if not self.connected(other)), None)
+                silent = next((other for other in self._held if not self._connected(other)), None)
                 if silent is None:
                     what = f"{len(self._held)} sessions that are connected have stages"
                     raise limits.exceeded("stage_sessions", what, self._task)

@@ -17,6 +17,7 @@ from runtime import concurrency
 from runtime.checkpoint.byte_ranges import BYTE_RANGE_SPEC, ByteRange
 from runtime.checkpoint.pacing import step_aside
 from runtime.checkpoint.participant import CheckpointParticipant
+from runtime.checkpoint.roots import Roots
 from runtime.errors import (
     AbortedError,
     CancelledError,
@@ -27,7 +28,7 @@ from runtime.errors import (
     OpError,
     UnavailableError,
 )
-from runtime.limits import Limits
+from runtime.observe.audit import AuditLog
 from runtime.observe.counters import TaskCounters
 from runtime.observe.trace import Tracer
 from runtime.plan.place import Device
@@ -37,6 +38,7 @@ from runtime.rpc import rpc
 from runtime.state.cancellation import HUNG_UP, Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
+from runtime.state.participants import Environment
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
 from runtime.task.executor import Executor
@@ -95,7 +97,12 @@ class Worker:
         job: name of the job.
         index: index of the task.
         fetch_from: fetches a tensor from another task (in-process or over the tensor channel).
-        limits: how much of the task others may use.
+        environment: the sessions and the limits of the task, and its part in a run.
+        audit: audit log for programs that run for too long.
+        roots: directories below which checkpoints may lie; any directory by default.
+        cores: cores of this machine for the writing of checkpoints; all by default.
+        check_is_one_of: raises PermissionDeniedError if the caller on the tensor channel is none of the named tasks.
+        backups: the backups of other tasks; None if this task keeps no backups.
     """
 
     def __init__(
@@ -103,24 +110,30 @@ class Worker:
         job: str,
         index: int,
         fetch_from: FetchFrom,
-        limits: Limits | None = None,
+        environment: Environment | None = None,
+        *,
+        audit: AuditLog | None = None,
+        roots: Roots | None = None,
+        cores: int | None = None,
+        check_is_one_of: Callable[[frozenset[str]], None] = lambda tasks: None,
+        backups: BackupMessages | None = None,
     ) -> None:
-        self.limits = limits = limits or Limits()
+        environment = environment or Environment()
+        self.limits = limits = environment.limits
         self.task = f"/job:{job}/task:{index}"
         self.devices = local_devices(job, index)
         self.ledger = Ledger(limits, self.task)
-        self.store = Store(self.ledger)
-        self.store.run.environment.limits = limits
+        self.store = Store(self.ledger, environment)
         self.rendezvous = Rendezvous(self.ledger)
         by_name = {(d.type, d.index): device for d, device in self.devices.items()}
         self.gate = Gate(self.task)
-        self.program_watch = ProgramWatch(self.task, limits)
+        self.program_watch = ProgramWatch(self.task, limits, audit)
         self.executor = Executor(self.store, self.task, by_name, self.gate, self.program_watch)
         self._fetch_from = fetch_from
         self._lock = concurrency.Lock()
-        self.registry = Registry(self.task, limits, self.ledger)
+        self.registry = Registry(self.task, limits, self.ledger, environment.connected)
         self.checkpoint_participant = CheckpointParticipant(
-            self.store, self.task, self.gate, by_name, limits, lambda session: self.registry.connected(session)
+            self.store, self.task, self.gate, by_name, limits, environment.connected, roots or Roots(), cores
         )
         self._waits: dict[
             int, set[tuple[int, Cancellation]]
@@ -129,17 +142,15 @@ class Worker:
         self.tracer = Tracer()
         self.counters = TaskCounters()
         self._gone: OpError | None = None
-        self.check_is_one_of: Callable[[frozenset[str]], None] = lambda tasks: None
-        """Raises PermissionDeniedError where who calls over the tensor channel is none of them; a server sets it."""
-        self.backups: BackupMessages | None = None
-        """What this task keeps of others; None when it keeps nothing."""
+        self._check_is_one_of = check_is_one_of
+        self._backups = backups
         self.primary: Replicator | None = None
-        """Sends what this task does to the task that holds its backup; None without a backup."""
+        """Sends what this task does to the task that holds its backup; None without a backup, or before its begin."""
 
-    def hold_backups(self, holder: BackupMessages) -> None:
-        """Lets other tasks keep their backups here."""
-        self.backups = holder
-        self.store.run.environment.when_loading = holder.drop_all
+    def begin_backup(self, primary: Replicator) -> None:
+        """Has all later changes of this task sent to the task that holds its backup."""
+        assert self.primary is None
+        self.primary = primary
 
     def leave(self, *, replaced: bool = False) -> None:
         """Refuses all later calls: sessions of this process, too, see that the server has stopped.
@@ -439,7 +450,7 @@ class Worker:
         """Answers one call of the tensor channel."""
         if handle == FETCH:
             session, of_step, slot = (int(n) for n in inputs[0])
-            held = self.rendezvous.take((session, of_step, slot), self.check_is_one_of)
+            held = self.rendezvous.take((session, of_step, slot), self._check_is_one_of)
             return Reply([np.asarray(held)], remember=True, dynamic=True)
         if handle in (PULL, PUSH):
             return self._byte_range(handle, client, inputs)
@@ -462,11 +473,11 @@ class Worker:
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message about a backup that this task holds."""
-        if self.backups is None:
+        if self._backups is None:
             raise FailedPreconditionError(
                 "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
             )
-        return self.backups.answer_message(message)
+        return self._backups.answer_message(message)
 
     def _byte_range(self, handle: int, client: int, inputs: list[Array]) -> Reply:
         """Sends or receives a byte range of a checkpoint. A repeated call is harmless, so no reply is kept."""

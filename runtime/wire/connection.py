@@ -149,13 +149,10 @@ class ServerContext:
     own: Identity = ANYBODY
     tls: Context | None = None
     refusals: Refusals = field(default_factory=lambda: Refusals("a server"))
-    lanes: LaneTable[Reply] = field(init=False)
+    lanes: LaneTable[Reply]
     stopping: concurrency.Event = field(default_factory=concurrency.Event)
     leaving: concurrency.Event = field(default_factory=concurrency.Event)
     progress: concurrency.Event = field(default_factory=concurrency.Event)
-
-    def __post_init__(self) -> None:
-        self.lanes = LaneTable(self.limits)
 
 
 def notify(hook: Callable[..., None], *about: int) -> None:

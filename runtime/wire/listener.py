@@ -111,8 +111,6 @@ class TensorServer:
         self._wake = -1
         self._threads = concurrency.ThreadGroup("tensor port")
         self._thread: concurrency.Thread | None = None
-        # The last turn of the listener's thread, and the first turn after this process did not run.
-        self._turned_at = self._awake_since = concurrency.monotonic()
 
     def inherit(self, incarnation: int, kept: Mapping[tuple[int, int], tuple[int, Reply]]) -> None:
         """Continues as an earlier process of this server, before `start`.
@@ -170,20 +168,6 @@ class TensorServer:
             self._epoll.register(listener, select.EPOLLIN)
         self._threads.owner = f"tensor port {self.port}"
         self._thread = self._threads.start(self._run, name=self._threads.owner)
-
-    def silent_secs(self, client: int) -> float | None:
-        """Returns the seconds since a client's last sign of life.
-
-        A sign of life is a connection or a ping. Returns None for an unknown client. Time in which this process did
-        not run (frozen, or starved) does not count.
-        """
-        heard = self.lanes.heard_at(client)
-        if heard is None:
-            return None
-        now = concurrency.monotonic()
-        if now - self._turned_at > times.ASLEEP_SECS:
-            return 0.0
-        return max(0.0, now - max(heard, self._awake_since))
 
     def stop(self, grace: float = 0.0, *, leaving: bool = False) -> None:
         """Closes all connections and joins all threads. A second call does nothing.
@@ -247,10 +231,7 @@ class TensorServer:
             while not stopping.is_set():
                 try:
                     now = concurrency.monotonic()
-                    if now - self._turned_at > times.ASLEEP_SECS:
-                        # This process did not run, so it could not hear its clients: their silence counts from now.
-                        self._awake_since = now
-                    self._turned_at = now
+                    self.lanes.note_turn(now)
                     found = self._epoll.poll(times.TURN_SECS)
                     # Newcomers last: theirs may be the descriptor of a connection that gives way to them.
                     for fd, events in sorted(found, key=lambda event: event[0] in listeners):

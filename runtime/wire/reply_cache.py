@@ -147,6 +147,8 @@ class LaneTable(Generic[Kept]):
         """The times of goodbyes, by client, until `expire` forgets them."""
         # Before this time an unknown lane is welcomed as known; see `inherit`.
         self._welcome_until = 0.0
+        # The last turn of the listener's thread, and the first turn after this process did not run.
+        self._turned_at = self._awake_since = concurrency.monotonic()
 
     def inherit(self, kept: Mapping[tuple[int, int], tuple[int, Kept]], now: float, until: float) -> None:
         """Takes over the memory of an earlier process of the server.
@@ -308,6 +310,29 @@ class LaneTable(Generic[Kept]):
         with self._lock:
             records = self._clients.get(client, {}).values()
             return max((r.closed_at if r.owner is None else r.owner.heard_at for r in records), default=None)
+
+    def note_turn(self, now: float) -> None:
+        """Notes a turn of the listener's thread.
+
+        Args:
+            now: `time.monotonic()`.
+        """
+        # This process did not run, so it could not hear its clients: their silence counts from now.
+        if now - self._turned_at > times.ASLEEP_SECS:
+            self._awake_since = now
+        self._turned_at = now
+
+    def silent_secs(self, client: int) -> float | None:
+        """Returns the seconds since a client's last sign of life.
+
+        A sign of life is a connection or a ping. Returns None for an unknown client. Time in which this process did
+        not run (frozen, or starved) does not count.
+        """
+        heard = self.heard_at(client)
+        if heard is None:
+            return None
+        now = concurrency.monotonic()
+        return 0.0 if now - self._turned_at > times.ASLEEP_SECS else max(0.0, now - max(heard, self._awake_since))
 
     def connected(self, client: int) -> bool:
         """Returns True if a client has a connection now."""

@@ -76,7 +76,7 @@ def test_a_task_that_is_given_a_logdir_keeps_checkpoints_nowhere_else(parsed: An
             assert roots.paths == allowed
             with pytest.raises(rt.PermissionDeniedError):
                 roots.check(str(tmp_path / "elsewhere"))
-    roots_of((str(tmp_path / "run"),), {}).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
+    roots_of((str(tmp_path / "run"),)).check(str(tmp_path / "run" / "model.ckpt" / "5" / "default"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ import runtime as rt
 from runtime.checkpoint.participant import UNFENCED
 from runtime.checkpoint.roots import ROOT_VARIABLE, Roots, roots_of
 from runtime.proto import services_pb2 as pb
+from runtime.server.options import ServerOptions
 from tests.kit.processes import ROOT
 from tests.runtime import kit
 from tests.runtime.stranger import Stranger, refused, slice_of, stranger
@@ -207,11 +208,16 @@ def test_urls_are_below_a_root_that_is_one() -> None:
 
 
 def test_roots_come_from_the_server_or_else_from_the_environment(root: pathlib.Path) -> None:
+    cluster = rt.ClusterSpec({"local": ["localhost:0"]})
+
+    def roots(given: Any, told: Mapping[str, str]) -> Roots:
+        return roots_of(ServerOptions(cluster, checkpoint_root=given).filled(told).checkpoint_root)
+
     told = {ROOT_VARIABLE: f"{root},gs://bucket/run"}
-    assert roots_of(None, {}) == Roots(None)
-    assert roots_of(None, told) == Roots((str(root), "gs://bucket/run"))
-    assert roots_of("runs", told) == Roots((os.path.abspath("runs"),))
-    assert roots_of([], told) == Roots(())
+    assert roots(None, {}) == Roots(None)
+    assert roots(None, told) == Roots((str(root), "gs://bucket/run"))
+    assert roots("runs", told) == Roots((os.path.abspath("runs"),))
+    assert roots([], told) == Roots(())
     for wrong in ("http://host/x", "", "gs://bucket/../b"):
         with pytest.raises(rt.InvalidArgumentError, match="checkpoint_root"):
             rt.Server(kit.addresses(local=1), "local", 0, checkpoint_root=[wrong], start=False)

@@ -18,6 +18,7 @@ from runtime.master import tasks
 from runtime.server.binding import BIND_VARIABLE, listen_on
 from runtime.wire.connection import Handler, ServerContext
 from runtime.wire.listener import TensorServer
+from runtime.wire.reply_cache import LaneTable
 from tests.kit.processes import ROOT
 from tests.runtime import kit
 
@@ -109,11 +110,11 @@ def test_names_of_the_loopback_are_no_names_of_all_interfaces(monkeypatch: pytes
     for host, wanted in (("ip6-localhost", ("::1",)), ("a.localhost", ("127.0.0.1", "::1"))):
         spec = ClusterSpec({"ps": [f"{host}:5"], **others})
         try:
-            assert listen_on(spec, TaskId("ps", 0), None, {}) == wanted
+            assert listen_on(spec, TaskId("ps", 0)) == wanted
         except rt.InvalidArgumentError:
             pytest.skip("this machine has no IPv6")
     one_host = ClusterSpec({"ps": ["me:5"], "worker": ["me:6"]})
-    assert listen_on(one_host, TaskId("ps", 0), None, {}) == ("127.0.1.1",)
+    assert listen_on(one_host, TaskId("ps", 0)) == ("127.0.1.1",)
 
 
 def test_a_host_that_calls_itself_by_a_loopback_address_is_reached_by_the_others(
@@ -193,7 +194,7 @@ class _Echo(Handler):
 
 
 def _context() -> ServerContext:
-    return ServerContext(handler=_Echo(), key=None, incarnation=1)
+    return ServerContext(handler=_Echo(), key=None, incarnation=1, lanes=LaneTable())
 
 
 def test_several_addresses_share_one_free_port(opened: Opened) -> None:

@@ -417,7 +417,7 @@ def test_made_up_sessions_push_out_no_session_that_is_connected(monkeypatch: pyt
             assert registry.sessions == 3
             sess.run(add)
             assert sess.run(w).tolist() == [2.0] * 3
-            monkeypatch.setattr(registry, "connected", lambda session: True)
+            monkeypatch.setattr(registry, "_connected", lambda session: True)
             with pytest.raises(rt.ResourceExhaustedError, match="the limit stage_sessions is 3"):
                 registry.find(registration, 200)
 

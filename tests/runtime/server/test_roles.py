@@ -371,9 +371,9 @@ def holder(cluster: Cluster) -> Iterator[rt.Server]:
     from runtime.backup.holder import BackupHolder
 
     server = cluster.servers[HOLDER]
-    server.worker.hold_backups(BackupHolder(None, server._check_is_task))
+    server.worker._backups = BackupHolder(None, server._parts.peers.check_is_task)
     yield server
-    server.worker.backups = None
+    server.worker._backups = None
 
 
 def push_of(task: str) -> list[Any]:
@@ -422,9 +422,9 @@ def test_without_a_role_a_backup_is_that_of_the_host_in_the_certificate(
 def test_what_a_client_says_of_other_tasks_lets_none_of_them_give_a_backup() -> None:
     """A ps that knows only itself took the address that a client told of another ps for that of its cluster."""
     with rt.Server(kit.addresses(ps=1), "ps", 0) as server:
-        server.hear_of(rt.ClusterSpec({"ps": [server.address, "w7:2222"]}))
+        server._parts.peers.learn_addresses(rt.ClusterSpec({"ps": [server.address, "w7:2222"]}))
         with pytest.raises(rt.PermissionDeniedError, match="the cluster has no /job:ps/task:1"):
-            server._check_is_task("/job:ps/task:1")
+            server._parts.peers.check_is_task("/job:ps/task:1")
 
 
 def test_a_server_serves_with_a_certificate_of_its_own_task_only(cluster: Cluster) -> None:
@@ -689,7 +689,7 @@ def test_what_a_task_holds_for_others_is_given_to_them_only(cluster: Cluster, mo
     """Who knew the number of a session and of its step took the tensors that went from one task to another."""
     held = cluster.servers[PS].worker.rendezvous
     key, value = (4711, 1, 0), np.arange(3, dtype=np.float32)
-    monkeypatch.setitem(cluster.servers[PS]._known, "/job:worker/task:2", "w2:2222")
+    monkeypatch.setitem(cluster.servers[PS]._parts.peers._known, "/job:worker/task:2", "w2:2222")
     for by, may in (
         ({HOLDER}, {"ps/1", ""}),  # "" says no task, and is of the host that all of them are at
         ({HOLDER, "/job:worker/task:1"}, {"ps/1", "worker/1", ""}),

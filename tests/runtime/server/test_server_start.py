@@ -92,7 +92,7 @@ def test_a_cluster_of_ipv6_addresses(
     cluster = {"ps": [f"[{host}]:{ports[0]}"], "worker": [f"[{host}]:{ports[1]}"]}
     with rt.Graph().as_default(), rt.Server(cluster, "ps", 0) as ps, rt.Server(cluster, "worker", 0) as worker:
         for server, address in ((ps, cluster["ps"][0]), (worker, cluster["worker"][0])):
-            assert server.address == server.worker.store.run.environment.address == address
+            assert server.address == server.worker.store.run.environment.address() == address
             assert server.target == f"grpc://{address}"
             assert tasks.find_local(address) is server
             assert rt.probe(address).cluster == rt.ClusterSpec(cluster)

@@ -573,7 +573,7 @@ def test_a_stranger_is_refused_and_told_of_once_and_training_goes_on(
     expected = cell[credential]
     for role in roles_of(kind, credential, port):
         caplog.clear()
-        training.ps._refusals._told.clear()
+        training.ps._parts.refusals._told.clear()
         for _ in range(2):
             who = Stranger(training, credential, port, role, authority, tmp_path)
             before = refusals()

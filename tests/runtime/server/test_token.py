@@ -357,7 +357,7 @@ def test_a_client_of_ours_without_the_token_says_what_to_do(
     monkeypatch.setenv(VARIABLE, str(other.token_file))
     with pytest.raises(rt.UnauthenticatedError, match=rf"another token than {other.token_file}: set {VARIABLE}"):
         rt.Session(target)
-    (tmp_path / "other").write_text(key_hex := server._key.hex())  # type: ignore[union-attr]
+    (tmp_path / "other").write_text(key_hex := server._parts.credential.key.hex())  # type: ignore[union-attr]
     assert rt.probe(server.address).task == TASK
     with rt.Session(target):
         pass

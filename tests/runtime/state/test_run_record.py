@@ -23,6 +23,7 @@ from runtime.limits import Limits
 from runtime.proto.run_record_pb2 import RunOrder, RunReply
 from runtime.state.cancellation import Cancellation
 from runtime.state.leadership import EPOCHS_AT_ONCE, MAX_EPOCH, MAX_OWNER, NOBODY, Leadership
+from runtime.state.participants import Environment
 from runtime.state.run_record import MOST_STATE_BYTES, RunRecord, wait_secs
 
 TASK, CHIEF, OTHER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -33,10 +34,10 @@ LEADERS = ["load", "open", "finish"]
 class Kept:
     """A run record of variables that have values, or not."""
 
-    def __init__(self, has_values: bool = False) -> None:
+    def __init__(self, has_values: bool = False, **around: Any) -> None:
         self.has_values = has_values
         self.changed = threading.Condition()
-        self.record = RunRecord(self.changed, lambda: self.has_values)
+        self.record = RunRecord(self.changed, lambda: self.has_values, Environment(**around))
 
     def order(self, sender: str = CHIEF, epoch: int = 1, cancelled: Cancellation | None = None, **of: Any) -> RunReply:
         """An order; each sender has the number of its task, and 7."""
@@ -116,9 +117,8 @@ def test_values_that_are_replaced_begin_a_generation() -> None:
 
 
 def test_a_task_may_leave_when_all_are_done() -> None:
-    kept, left = Kept(), threading.Event()
-    around = kept.record.environment
-    around.expected, around.when_all_done = frozenset({CHIEF, OTHER}), left.set
+    left = threading.Event()
+    kept = Kept(expected=frozenset({CHIEF, OTHER}), when_all_done=left.set)
     kept.order(**of("done", leave=True))
     assert not left.is_set()
     kept.order(OTHER, 0, **of("done"))
@@ -382,14 +382,13 @@ FIELDS: dict[str, dict[str, Any]] = {
 @given(st.lists(RECORD_TURNS, max_size=25))
 def test_record_holds_after_any_orders(turns: list[tuple[str, str, int]]) -> None:
     """No order lowers the epoch or the generation, and a refused order changes nothing."""
-    kept = Kept(has_values=True)
-    kept.record.environment.limits = Limits(participants=3)
+    limits = Limits(participants=3)
+    kept = Kept(has_values=True, limits=limits)
     before = kept.order(**of("claim"))
     for kind, sender, epoch in turns:
         if kind == "another process":
             state = json.loads(json.dumps(kept.record.state()))
-            kept.record = RunRecord(kept.changed, lambda: True)
-            kept.record.environment.limits = Limits(participants=3)
+            kept.record = RunRecord(kept.changed, lambda: True, Environment(limits=limits))
             kept.record.take_up(state)
             kept.record.validate()
             before = kept.order(**of("inspect"))

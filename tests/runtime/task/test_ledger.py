@@ -13,6 +13,7 @@ from runtime.kernels.queues import QueueResource
 from runtime.plan.plan import Hold, StageCall
 from runtime.state.cancellation import Cancellation
 from runtime.state.ledger import NOBODY, Ledger
+from runtime.state.participants import Environment
 from runtime.state.store import Store
 from runtime.task.host_kernels import Context
 from runtime.task.registry import RegisteredCall
@@ -121,7 +122,7 @@ def test_the_bytes_of_a_program_are_checked() -> None:
     made = task.register(call, session=SESSION, foreign=True)
     assert made is not None
     limits = rt.Limits(client_bytes=made.nbytes + len(call.stage.program.blob) - 1)
-    small = type(task)("ps", 0, task._fetch_from, limits)
+    small = type(task)("ps", 0, task._fetch_from, Environment(limits=limits))
     with pytest.raises(rt.ResourceExhaustedError, match="client_bytes"):
         small.register(call, session=SESSION, foreign=True)
     assert len(small.registry) == 0 and small.ledger._total == 0

@@ -23,6 +23,7 @@ from runtime.wire.connection import Reply, ServerContext, current_lane
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
 from runtime.wire.peer import Peer
+from runtime.wire.reply_cache import LaneTable
 from tests.kit.processes import Task
 
 TASK = "/job:ps/task:0"
@@ -131,7 +132,8 @@ class Desk:
 def make_server(desk: Desk | None = None, **options: Any) -> tuple[TensorServer, Desk]:
     desk = desk or Desk()
     shared = {name: options.pop(name) for name in ("incarnation", "limits", "tls") if name in options}
-    context = ServerContext(handler=desk, **{"task": TASK, "key": SECRET, "incarnation": 77, **shared})
+    lanes = LaneTable[Reply](shared.get("limits"))
+    context = ServerContext(handler=desk, lanes=lanes, **{"task": TASK, "key": SECRET, "incarnation": 77, **shared})
     server = TensorServer(context, hosts=["127.0.0.1"], **options)
     server.start()
     return server, desk

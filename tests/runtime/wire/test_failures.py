@@ -12,6 +12,7 @@ from runtime.wire.connection import ServerContext
 from runtime.wire.dial import ChannelOptions
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.listener import TensorServer
+from runtime.wire.reply_cache import LaneTable
 from tests.kit.waits import until
 from tests.runtime.wire import kit
 from tests.runtime.wire.kit import TASK, CuttingProxy, Desk, ServerProcess, addend, make_peer, make_server
@@ -289,7 +290,7 @@ def test_every_add_counts_once_through_a_network_that_cuts(seed, monkeypatch):
 def test_a_reborn_server_welcomes_lanes_that_it_does_not_know_for_as_long_as_they_are_remembered() -> None:
     """Later an unknown lane is one that this life has forgotten: its call may have run, and must not run again."""
     desk = Desk()
-    context = ServerContext(handler=desk, task=kit.TASK, key=kit.SECRET, incarnation=1)
+    context = ServerContext(handler=desk, task=kit.TASK, key=kit.SECRET, incarnation=1, lanes=LaneTable())
     server = TensorServer(context, hosts=["127.0.0.1"], unix=False, lane_memory_secs=6.0)
     server.inherit(77, {})
     server.start()

@@ -89,15 +89,15 @@ def test_several_calls_later_too(prefer_unix: bool) -> None:
 
 def test_signs_of_life() -> None:
     server, peer = served(heartbeat_secs=0.05)
-    assert server.silent_secs(kit.CLIENT) is None
+    assert server.lanes.silent_secs(kit.CLIENT) is None
     lane = peer.acquire()
     lane.call(ADD, 1, addend(1), kit.NUMBER)
-    assert server.silent_secs(kit.CLIENT) < 60
+    assert server.lanes.silent_secs(kit.CLIENT) < 60
     first = server.lanes.heard_at(kit.CLIENT)
     for _ in range(3):
         last = server.lanes.heard_at(kit.CLIENT)
         until(lambda last=last: server.lanes.heard_at(kit.CLIENT) > last)  # the pings
-    assert server.silent_secs(kit.CLIENT) <= time.monotonic() - first
+    assert server.lanes.silent_secs(kit.CLIENT) <= time.monotonic() - first
     peer.release(lane)
     peer.close()
     server.stop()

@@ -11,7 +11,7 @@ from harness.exit_codes import PREEMPTED
 from harness.launch import tasks
 from harness.testing import PRELOAD, LocalCluster, no_leaks
 from harness.training.stop.stop_orders import GOES_TOO_SECS, LAST_SAVE_SECS
-from runtime.server.server import DRAIN_VARIABLE
+from runtime.server.training_end import DRAIN_VARIABLE
 
 EXIT_CODE = PREEMPTED.plain
 

@@ -1,0 +1,123 @@
+"""The end of a task: the wait for the end of training, and the tasks that need this task until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from absl import logging
+
+from runtime import concurrency
+from runtime.errors import InvalidArgumentError
+from runtime.state.store import Store
+from runtime.timeouts import LOG_EVERY_SECS
+
+DRAIN_VARIABLE: Final = "BELLWETHER_DRAIN_SECS"
+"""Environment variable: most seconds for which a task serves after SIGTERM while training tasks are connected."""
+LATE_SECS: Final = 600.0
+"""Default seconds after the chief's end for which a task waits for workers that never came."""
+_POLL_SECS: Final = 1.0
+_DRAIN_POLL_SECS: Final = 0.1
+
+
+class TrainingEnd:
+    """The wait of one task for the end of training.
+
+    Args:
+        task: Name of the task.
+        store: Variables and run record of the task.
+        over: Event set when the wait should end: the server has stopped, or no task needs this task any more.
+        is_connected: Function that returns True if a session has a connection to the task.
+
+    Attributes:
+        stopped: Event set when the server has stopped.
+    """
+
+    def __init__(self, task: str, store: Store, over: concurrency.Event, is_connected: Callable[[int], bool]) -> None:
+        self.stopped = concurrency.Event()
+        self._task = task
+        self._store = store
+        self._over = over
+        self._is_connected = is_connected
+
+    def note_stop(self) -> None:
+        """Notes that the server has stopped, and ends all waits."""
+        self.stopped.set()
+        self._over.set()
+
+    def wait(self, late_secs: float) -> bool:
+        """Waits for the end of training, or until the server has stopped.
+
+        Args:
+            late_secs: Seconds after the chief's end for which the task waits for workers that never came.
+
+        Returns:
+            True at the end of training, False if the server has stopped before.
+        """
+        run = self._store.run
+        # A short wait belongs to every normal end. Only a longer wait deserves a warning.
+        log_at, log = 0.0, logging.info
+        while not self._over.wait(_POLL_SECS) and not run.may_leave(late_secs):
+            awaited = run.awaited()
+            if awaited and concurrency.monotonic() >= log_at:
+                log_at = concurrency.monotonic() + LOG_EVERY_SECS
+                who = "training is over" if not run.unfinished() else "some are done with training"
+                log("%s: %s; waiting for %s", self._task, who, ", ".join(map(str, awaited)))
+                log = logging.warning
+        if self.stopped.is_set():
+            if run.unfinished():
+                what = "started again, it goes on from the newest checkpoint"
+                logging.warning("%s stops before training has ended: %s", self._task, what)
+            return False
+        for who_is_gone in run.awaited():
+            logging.warning("%s: not waiting any longer for %s", self._task, who_is_gone)
+        self._log_unsaved()
+        logging.info("%s: training is over, nobody needs this task any more", self._task)
+        return True
+
+    def drain(self, secs: float) -> None:
+        """Waits until no training task is connected.
+
+        Args:
+            secs: Most seconds to wait.
+        """
+        deadline = concurrency.monotonic() + secs
+        living = self._living_tasks()
+        if living and secs:
+            logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self._task, secs, ", ".join(living))
+            # The chief learns the time and saves before. Steps after the last checkpoint end with this task.
+            self._store.run.go_at(deadline)
+        while (left := deadline - concurrency.monotonic()) > 0 and self._living_tasks():
+            if self._over.wait(min(_DRAIN_POLL_SECS, left)):
+                break
+
+    def _living_tasks(self) -> list[str]:
+        """Returns the names of the connected tasks that take part in training."""
+        sessions = self._store.run.training()
+        return sorted(t for t, s in sessions.items() if self._is_connected(s))
+
+    def _log_unsaved(self) -> None:
+        """Warns of steps after the chief's last checkpoint."""
+        # A worker that the chief no longer waited for may have trained on.
+        saved = self._store.run.saved
+        if saved is None or self._store.uninitialized([saved[0]]):
+            return
+        now = int(self._store.snapshot([saved[0]])[saved[0]])
+        if now > saved[1]:
+            logging.warning(
+                "%s: the last checkpoint is of step %d, and training has come to step %d: steps %d to %d are not saved",
+                *(self._task, saved[1], now, saved[1] + 1, now),
+            )
+
+
+def read_drain_secs(environ: Mapping[str, str]) -> float:
+    """Returns the seconds in ``BELLWETHER_DRAIN_SECS``, else 0.
+
+    Raises:
+        InvalidArgumentError: The variable is no number.
+    """
+    text = environ.get(DRAIN_VARIABLE) or "0"
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{DRAIN_VARIABLE}={text!r} is no number of seconds") from None
