@@ -7,8 +7,10 @@ each wait for a task that may be dead. Nothing here knows of a cluster, so a pro
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import cast
 
@@ -164,7 +166,7 @@ class Coordinator:
                     "stopping: %.0f s left for threads %s", max(0.0, deadline - concurrency.monotonic()), _names(still)
                 )
         if watcher is not None and not alive:
-            watcher.join()
+            watcher.result()
         with self._changed:
             self._joined = True
             self._registered -= covered
@@ -193,21 +195,21 @@ class Coordinator:
             # Each raise adds frames to the exception, so the traceback starts again from the frames of the thread.
             raise recorded[0].with_traceback(recorded[1])
 
-    def _wait_for_end_or_stop(self, threads: set[concurrency.Thread]) -> concurrency.Thread | None:
-        """Waits for a stop, or for the last thread to end; returns the helper thread, None without one.
+    def _wait_for_end_or_stop(self, threads: set[concurrency.Thread]) -> Future[None] | None:
+        """Waits for a stop, or for the last thread to end; returns the helper of the wait, None without one.
 
-        The helper thread ends with the last of `threads`.
+        The helper is done with the last of `threads`.
         """
         if self.should_stop() or not _alive(threads):
             return None
         # Python has no event for the end of a thread, so the helper joins the threads and then notifies this wait.
-        watcher = concurrency.ThreadGroup("coordinator").start(self._log_when_ended, threads, name="coordinator-join")
+        watcher = concurrency.in_thread(functools.partial(self._tell_end, threads), "coordinator-join")
         with self._changed:
             while not self._changed.wait_for(lambda: self._stopping or not _alive(threads), _LOG_EVERY_SECS):
                 _log.warning("waiting for a stop, or for the end of threads %s", _names(_alive(threads)))
         return watcher
 
-    def _log_when_ended(self, threads: set[concurrency.Thread]) -> None:
+    def _tell_end(self, threads: set[concurrency.Thread]) -> None:
         for thread in _alive(threads):
             thread.join()
         with self._changed:

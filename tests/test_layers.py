@@ -172,3 +172,16 @@ def test_threads_and_clocks_have_one_home(package: str) -> None:
         for line, module, _ in _imports(house.tree(path))
         if module in CLOCKS
     ] == []
+
+
+@pytest.mark.parametrize("package", ["runtime", "harness"])
+def test_each_thread_has_an_owner(package: str) -> None:
+    """Threads are made by a `ThreadGroup`, and never by the classes of the standard library."""
+    assert [
+        f"{name}:{node.lineno}"
+        for name, path in house.modules(package).items()
+        if name != "runtime.concurrency" and house.room(package, name) != "launch"
+        for node in ast.walk(house.tree(path))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("concurrency.Thread", "ThreadPoolExecutor", "threading.Thread"))
+    ] == []

@@ -132,8 +132,8 @@ class SaveJob:
         """Starts the thread that writes the snapshot."""
         # The process waits for this thread at its end, so the thread is no daemon. A daemon that waits in tensorstore
         # while the interpreter shuts down would end the process by SIGABRT.
-        saves = concurrency.ThreadGroup(f"save of step {self.handle.step}", daemon=False)
-        saves.start(self._run, name="checkpoint-save")
+        threads = concurrency.ThreadGroup(f"save of step {self.handle.step}", daemon=False)
+        threads.start(self._run, name="checkpoint-save")
 
     def _run(self) -> None:
         started = concurrency.monotonic()

@@ -32,7 +32,6 @@ from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
 from runtime.server.training_end import LATE_SECS, read_drain_secs
 from runtime.state.forks import HomeProcess
-from runtime.trust.certificates import Certificates
 from runtime.trust.security import Security, leave_token, no_handshake, share
 
 _STOP_SECS = 2.0
@@ -123,6 +122,7 @@ class Server:
         self.listens_on, self.security = credential.hosts, credential.security
         self.certificates = credential.certificates
         self._home = HomeProcess("the server")
+        self._certificate_watch: concurrency.Periodic | None = None
         # The port is taken now and not in start(), because sessions and other tasks need the address.
         _, port = split_address(self.address)
         wait_for_port(self.listens_on, port, self.task, options.cluster, self.security)
@@ -217,7 +217,8 @@ class Server:
         self._parts.life.open()
         self._parts.control.announce()
         if self.certificates is not None:
-            concurrency.Thread(target=self._watch, args=(self.certificates,), name="certificates", daemon=True).start()
+            self._tell_near_end()
+            self._certificate_watch = concurrency.every(_CHECK_SECS, self._tell_near_end, blocks=True)
         self._warn_of_strangers()
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.tensors.port)
 
@@ -244,11 +245,10 @@ class Server:
             if self.worker.checkpoint_participant.roots.paths is None:
                 logging.log_first_n(logging.WARNING, _NO_ROOT, 1, self.task)
 
-    def _watch(self, certificates: Certificates) -> None:
-        """Warns while the certificate is near its end, even if no client connects."""
-        certificates.tell_near_end(str(self.task))
-        while not self._parts.end.stopped.wait(_CHECK_SECS):
-            certificates.tell_near_end(str(self.task))
+    def _tell_near_end(self) -> None:
+        """Warns if the certificate is near its end. The files may lie on a disk that does not answer."""
+        if self.certificates is not None:
+            self.certificates.tell_near_end(str(self.task))
 
     def _start_tensors(self) -> None:
         port = self.tensors.port
@@ -290,6 +290,8 @@ class Server:
         if self._home.was_left or parts.end.stopped.is_set():
             return
         tasks.withdraw(self.address, self)
+        if self._certificate_watch is not None:
+            self._certificate_watch.stop()
         parts.control.announce_end()
         self.master.stop()
         self.remote_sessions.end_all()

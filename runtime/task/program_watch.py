@@ -58,8 +58,7 @@ class ProgramWatch:
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._looked_at = concurrency.monotonic()
-                self._thread = concurrency.Thread(target=self._look, name="program watch", daemon=True)
-                self._thread.start()
+                self._thread = concurrency.ThreadGroup(self._task).start(self._look, name="program watch")
 
     def close(self) -> None:
         """Stops the thread."""

@@ -29,6 +29,8 @@ QUESTIONS = frozenset("what whether how who whom whose where which why when whoe
 
 _CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 _PRAGMA = re.compile(r"#\s*(type:|noqa|ruff|mypy|!|pragma|isort)")
+# A thread of a group, whatever the name of the group: `self._threads.start`, `ThreadGroup("x").create`.
+_STARTS = re.compile(r"(\bThread|ThreadPoolExecutor|(hreads\w*|group|ThreadGroup\(.*\))\.(start|create))$")
 _EXAMPLE = re.compile(r">>>|```|^\s*Examples?:|::\s*$", re.MULTILINE)
 
 
@@ -154,7 +156,7 @@ def _add_file(figures: Figures, source: str, name: str) -> None:
         elif isinstance(node, ast.Name):
             figures.anys += node.id == "Any"
         elif isinstance(node, ast.Call):
-            figures.threads += ast.unparse(node.func).endswith(("concurrency.Thread", "ThreadPoolExecutor"))
+            figures.threads += bool(_STARTS.search(ast.unparse(node.func)))
     figures.code_lines += len(code_lines)
 
 

@@ -23,7 +23,10 @@ from harness.certs import CA
 from harness.monitoring import status
 from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
+from runtime.concurrency import list_threads
 from runtime.master import tasks
+from runtime.server import server as server_module
+from runtime.trust.certificates import Certificates
 from runtime.trust.security import VARIABLE, Security
 from runtime.wire.endpoint import Endpoint
 from runtime.wire.peer import Peer
@@ -440,3 +443,17 @@ def lanes_to(worker: rt.Server) -> list[Any]:
             if isinstance(task, tasks.RemoteTask):
                 found += task.peer._all_lanes()
     return found
+
+
+def test_certificate_is_watched_while_the_server_runs(
+    tmp_path: pathlib.Path, authority: CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without clients looks at its certificate again and again, and no more once it has stopped."""
+    looks: list[str] = []
+    monkeypatch.setattr(server_module, "_CHECK_SECS", 0.01)
+    monkeypatch.setattr(Certificates, "tell_near_end", lambda self, task: looks.append(task))
+    security = Security(certificates=certificates.make(tmp_path / "certs", authority))
+    with rt.Server(kit.addresses(ps=1), "ps", 0, security=security):
+        until(lambda: len(looks) > 3)
+    until(lambda: not any(thread.name == "timer" for thread in list_threads()))
+    assert set(looks) == {PS}
