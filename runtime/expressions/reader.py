@@ -35,8 +35,9 @@ OPERANDS = 4
 SPECIAL = PART
 """The cost of all operations of a list that are each many to XLA: a part of 15 `igamma` takes XLA 6 s, and each part is
 compiled. A body that is unrolled counts as often as the body is written out."""
-DRAW_COST = 2
-"""The highest cost of an operation that is not many to XLA: random numbers, of which a program may draw thousands."""
+DRAW_COST = 4
+"""The highest cost of an operation that is not many to XLA: logarithms and initial values, of which a program may
+compute thousands."""
 COMPUTATION_COST = 2
 """What a computation inside an operation costs beside its equations, an empty one, too."""
 VALUES = 1 << 21

@@ -426,17 +426,22 @@ _SEVERAL = {
 """Attributes that rows share, or that do not fit in a line."""
 
 _COSTS = {
-    2: "random_bits random_fold_in random_split threefry2x32",
-    4: "acosh asinh atanh bessel_i0e bessel_i1e digamma erf_inv lgamma log1p",
-    8: """
-        approx_top_k cholesky cumlogsumexp eig eigh hessenberg householder_product lu
-        ormqr polynomial qr ragged_dot_general scaled_dot schur svd triangular_solve
-        tridiagonal tridiagonal_solve
+    2: """
+        atan atan2 cos cosh cumprod cumsum erfc expm1 logistic pow random_bits random_fold_in random_split
+        rem rsqrt sin sinh tan tanh threefry2x32
     """,
+    4: "erf_inv log sqrt",
+    8: """
+        approx_top_k atanh bessel_i0e bessel_i1e cholesky cumlogsumexp digamma eig eigh hessenberg
+        householder_product lgamma lu ormqr polynomial qr ragged_dot_general scaled_dot schur svd
+        triangular_solve tridiagonal tridiagonal_solve
+    """,
+    16: "acos acosh asin asinh log1p",
     64: "cholesky_update igamma igammac igamma_grad_a lu_pivots_to_permutation regularized_incomplete_beta",
     256: "polygamma zeta",
 }
-"""Operations that are many to XLA, by what they cost: docs/threat_model.md says which are measured or guessed."""
+"""Operations that are many to XLA, by what they cost of the dtype that costs most: docs/threat_model.md says which
+are measured or guessed."""
 _COST = {name: cost for cost, names in _COSTS.items() for name in names.split()}
 
 

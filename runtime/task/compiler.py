@@ -1,4 +1,7 @@
-"""Compiling programs: once per process for each identity and device, however many sessions register them."""
+"""The compiler of a process.
+
+A program is compiled once for each identity and device, for all sessions and all tasks of the process.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ from runtime.tensor_spec import TensorSpec
 Executable = Callable[..., list[jax.Array]]
 
 KEPT = 512
-"""Executables that the cache keeps, the latest asked for; a stage that is registered keeps its own besides."""
+"""Executables in the cache, those that were requested last. A registered stage keeps its own executable besides."""
 COMPILE_SECS = 600.0
-"""A list whose parts keep XLA busy for longer is refused: the limits of its reader are for a part."""
+"""Seconds for all parts of a list, whose cost is limited one by one. A list that takes longer is refused."""
 
 
 class Compiler:
     """A cache of executables. Thread safe; programs that differ compile at the same time.
 
     Args:
-        kept: how many executables are kept.
+        kept: Number of executables that are kept.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -46,7 +49,8 @@ class Compiler:
         """Returns the compiled program, whose arguments ``donate`` are updated in place.
 
         Raises:
-            InvalidArgumentError: the program is damaged or does what a stage must not do.
+            InvalidArgumentError: The program is damaged, or does what a stage must not do.
+            ResourceExhaustedError: The compiler has no memory, or takes longer than COMPILE_SECS.
         """
         key = (program.identity, device, tuple(donate))
         with self._lock:

@@ -1,4 +1,8 @@
-"""The end of one step of a client in another process: of its waits on this task and its calls on others."""
+"""The end of one step of a client in another process.
+
+The session of the client makes a `StepEnding` for each step. The end of the step ends the waits on this task and the
+calls to other tasks.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from runtime.wire.channel import Lane
 
 
 class StepEnding(Cancellation):
-    """The end of one step, and of no other of its session.
+    """The end of one step, and of no other step of the session.
 
-    Waits of kernels on this task look at it as they do at any ``Cancellation``; the calls on other tasks are ended by
-    their lanes. The deadline is that of the step.
+    Kernels on this task wait with this `Cancellation`. Calls to other tasks end with their lanes. The deadline is that
+    of the step.
     """
 
     def __init__(self) -> None:
@@ -26,9 +30,13 @@ class StepEnding(Cancellation):
     def set(
         self, reason: str = "nobody waits for the step any more", error: type[CancelledError] = CancelledError
     ) -> None:
-        """Ends the step: its calls and waits raise ``error`` with the first reason."""
+        """Ends the step.
+
+        The calls and waits of the step raise ``error`` with the first reason.
+        """
         super().set(reason, error)
-        with self._covered:  # held: a lane that is not covered any more may be another step's
+        # The lock is held, because a lane that is not covered any more may belong to another step.
+        with self._covered:
             for lane in self._lanes:
                 lane.cancel()
             waits = list(self._waits)
@@ -36,10 +44,10 @@ class StepEnding(Cancellation):
             wait.set(reason, error)
 
     def cover(self, lanes: Iterable[Lane]) -> None:
-        """Has the end of the step end the calls of these lanes, until ``uncover``.
+        """Adds lanes, whose calls end with the step until ``uncover``.
 
         Raises:
-            CancelledError: it was ended before.
+            CancelledError: The step has ended before.
         """
         with self._covered:
             self._lanes.extend(lanes)
@@ -47,13 +55,16 @@ class StepEnding(Cancellation):
             self.check("the step")
 
     def uncover(self, lanes: Iterable[Lane]) -> None:
-        """Undoes ``cover``, before lanes are given back. Lanes that were never covered may be among them."""
+        """Undoes ``cover``, before the lanes are returned to their pool.
+
+        Lanes that were never covered may be among them.
+        """
         gone = list(lanes)
         with self._covered:
             self._lanes = [lane for lane in self._lanes if all(lane is not other for other in gone)]
 
     def include(self, wait: Cancellation) -> None:
-        """Has the end of the step end a wait that something else may end too."""
+        """Adds a wait, which ends with the step or for a reason of its own."""
         with self._covered:
             self._waits.append(wait)
         if self.is_set():

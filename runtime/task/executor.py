@@ -1,4 +1,7 @@
-"""The executor: stages are registered once and run many times against the store."""
+"""The executor: prepares the stages of a task, and runs them on the variables of the store.
+
+A worker prepares a stage when the stage is registered, and runs the stage in every step.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ class Executor:
     """The compiler and runner of one task's stages.
 
     Attributes:
-        store: the task's state.
-        task: the task's name, for errors.
-        devices: the local devices that stages may name, by (type, index).
-        gate: what deferred updates pass; whoever runs other writing stages passes it for them.
-        watch: which programs of other processes run.
-        compiler: the cache of executables, shared by all tasks of the process.
+        store: State of the task.
+        task: Name of the task, for errors.
+        devices: Local devices that stages may name, by (type, index).
+        gate: Write gate, which deferred updates pass. The worker passes the gate for the other stages that write.
+        watch: Watch over the programs of other processes.
+        compiler: Cache of executables, shared by all tasks of the process.
     """
 
     store: Store
@@ -58,7 +61,7 @@ class Executor:
     compiler: Compiler = _process_compiler
 
     def prepare(self, stage: Stage, generation: int = 0, watched: WatchedProgram | None = None) -> PreparedStage:
-        """Compiles a stage and finds its variables, so that running it looks nothing up.
+        """Compiles a stage and finds its variables, so that a run looks nothing up.
 
         Args:
             stage: The stage.
@@ -66,8 +69,8 @@ class Executor:
             watched: Program of the stage if another process has sent the program.
 
         Raises:
-            InvalidArgumentError: the device is not here, or the program is refused.
-            NotFoundError: a host kernel is not known.
+            InvalidArgumentError: The device is not here, or the program is refused.
+            NotFoundError: A host kernel is not known.
         """
         device = self.devices.get((stage.device.type, stage.device.index))
         if device is None and not stage.host:
@@ -162,21 +165,22 @@ class PreparedStage:
         """Runs the stage.
 
         Args:
-            inputs: one array (numpy or jax) for each input. They are lent: numpy arrays that are 64-byte aligned are
-                read in place, so they must not change until the outputs are ready, and may change then.
-            client: the session that it runs for.
-            cancelled: ends the waits of host kernels.
+            inputs: One array (numpy or jax) for each input. XLA reads numpy arrays with an alignment of 64 bytes in
+                place, so the arrays must not change until the outputs are ready.
+            client: Session of the run.
+            cancelled: End of the waits of host kernels.
 
         Returns:
-            One array for each output (jax arrays that may still be being computed, or numpy arrays), and something
-            for ``wait``. None shares memory with the inputs.
+            One array for each output, and the argument of ``wait``. The outputs are numpy arrays, or jax arrays that
+            may still be computed. No output shares memory with the inputs.
 
         Raises:
-            AbortedError: the variables were restored since the stage was registered; or they have lost their values,
-                now or before, with a program that failed: names them.
-            ResourceExhaustedError: out of memory; no variable has lost its value.
-            FailedPreconditionError: a variable is not initialised; names it.
-            InvalidArgumentError: a variable has another shape or dtype than this graph expects.
+            AbortedError: The variables were restored since the stage was registered. Or variables have lost their
+                values with a program that failed, now or before; the error names them.
+            ResourceExhaustedError: The device has no memory, and no variable has lost its value. Or the client is
+                above its share of the task.
+            FailedPreconditionError: A variable is not initialised; the error names the variable.
+            InvalidArgumentError: A variable has another shape or dtype than this graph expects.
         """
         if self._kernels:
             return self._run_host(inputs, client, cancelled or Cancellation()), None
@@ -217,7 +221,8 @@ class PreparedStage:
             raise
         except Exception as error:
             raise self._failed(error) from error
-        except BaseException as error:  # raised by a handler of another signal: what was donated may be gone
+        # The handler of a signal has raised, and the values that were donated may be gone.
+        except BaseException as error:
             self._lost(error)
             raise
         computed = results[len(self._writes) :]
@@ -248,7 +253,7 @@ class PreparedStage:
         """Runs the program; the claim must be held."""
         # A fence that comes now does no harm: whoever gives the variables new values must claim them first.
         if self._store.run.generation != self._generation:
-            self.check_generation()  # which raises; called only then
+            self.check_generation()
         if self._executable is None:
             return ()
         if self._made:
@@ -256,7 +261,7 @@ class PreparedStage:
         arguments = []
         for slot, spec, written in self._reads:
             value = slot.checked(spec, self._task)
-            # Somebody holds the array and has not pinned it yet: update a copy instead of donating it.
+            # A reader has the array and has not pinned the array yet, so the program updates a copy.
             arguments.append(value.copy() if written and slot.readers else value)
         if not self._one_device:
             arguments = [self._here(value) for value in arguments]
@@ -285,17 +290,21 @@ class PreparedStage:
             return handed
 
     def _pinned(self, values: list[AnyArray]) -> list[AnyArray]:
-        """Makes handed-out variables safe from later updates, which must not donate them before.
+        """Returns values of variables that no later update changes.
 
-        On the host a numpy view pins the memory without a copy: an update that meets a view writes elsewhere.
+        Until then an update must not donate the arrays. On the host a numpy view pins the memory without a copy: an
+        update that meets a view writes elsewhere.
         """
         return [np.asarray(v) for v in values] if self._on_host else [v.copy() for v in values]
 
     def wait(self, done: jax.Array | None) -> None:
-        """Waits until a run is done and its inputs may be overwritten; takes what ``run`` gave last.
+        """Waits until a run has ended, and its inputs may be overwritten.
+
+        Args:
+            done: Last value that ``run`` returned.
 
         Raises:
-            AbortedError, ResourceExhaustedError: the program has failed; as ``run``.
+            AbortedError, ResourceExhaustedError: The program has failed, as in ``run``.
         """
         if done is None:
             return
@@ -308,7 +317,10 @@ class PreparedStage:
                 self._watch.finish(done)
 
     def _widened(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
-        """Returns ``inputs`` with those of 64 bits on the device: JAX narrows them outside its 64-bit mode."""
+        """Returns the inputs, of which those of 64 bits are on the device now.
+
+        JAX would narrow numpy arrays of 64 bits outside of its 64-bit mode.
+        """
         arrays = list(inputs)
         with jax.enable_x64(True):
             for i in self._wide:
@@ -317,7 +329,7 @@ class PreparedStage:
         return arrays
 
     def _here(self, value: AnyArray) -> AnyArray:
-        """Returns ``value``, copied here if it lies on another device of this task."""
+        """Returns a value on the device of this stage. A value on another device of the task is copied."""
         if not isinstance(value, jax.Array) or value.device == self._device:
             return value
         with jax.enable_x64(True):
@@ -371,12 +383,12 @@ class PreparedStage:
         key: tuple[int, int] = (0, 0),
         expected: Mapping[str, int] | None = None,
     ) -> None:
-        """Runs the program with these inputs, when the task's gate lets it, and waits until it is done.
+        """Passes the task's gate, runs the program, and waits for the end of the run.
 
         Args:
-            inputs: one array for each input of the update.
-            key: names this application in the gate.
-            expected: by task, how many applications have this key; None when there is only this one.
+            inputs: One array for each input of the update.
+            key: Name of this application in the gate.
+            expected: Number of applications with this key, by task; None if there is only this one.
         """
         self._gate.enter(key)
         done = None
@@ -417,8 +429,8 @@ class PreparedStage:
 def _owned(output: AnyArray, inputs: Sequence[AnyArray]) -> AnyArray:
     """Returns an output of a host stage in memory of its own.
 
-    It outlives the call: another stage fetches it, or it is kept with the reply. The inputs, of which a kernel may have
-    handed one on, do not: they lie in the buffer of a connection.
+    The output outlives the call: another stage fetches the output, or the reply keeps it. A kernel may have returned an
+    input, and the inputs lie in the buffer of a connection, which the next call overwrites.
     """
     lent = (i for i in inputs if isinstance(i, np.ndarray))
     if isinstance(output, np.ndarray) and any(_shares(output, i) for i in lent):

@@ -10,17 +10,20 @@ from runtime.plan.plan import Program, ProgramOutput, Stage, StageCall, Variable
 from runtime.tensor_spec import TensorSpec
 
 NAME: Final = 1 << 10
-"""Characters of a name: of an operation, a variable, a container."""
+"""Characters of the longest name of an operation, a variable or a container."""
 
 
 def check_call(call: StageCall, task: str) -> None:
-    """Checks that every index of a stage call refers to something, and that its program is one of its stage.
+    """Checks that every index of a stage call refers to something, and that the program fits the stage.
 
-    That a program is what it declares is seen when it is compiled (``runtime.task.compiler``); here it is compared
-    with its stage.
+    `runtime.task.compiler` checks later that the program computes what the program declares.
+
+    Args:
+        call: The stage call.
+        task: Name of the task, for errors.
 
     Raises:
-        InvalidArgumentError: something does not fit; says what.
+        InvalidArgumentError: Two parts do not fit together. The error names the parts.
     """
     stage = call.stage
     try:
@@ -90,12 +93,13 @@ def _check_program(stage: Stage, program: Program) -> None:
     _same("variables written", program.results[: len(stage.writes)], [variables[i] for i in stage.writes])
     if len(program.results) <= len(stage.writes):
         raise InvalidArgumentError("the program has no result beside the variables, which would tell when it is done")
-    if not stage.host:  # a deferred update's inputs are what its kernel makes of the stage's
+    # The kernel of a deferred update makes the inputs of the program, so the stage cannot declare them.
+    if not stage.host:
         _same("inputs", program.arguments[len(stage.reads) :], stage.inputs)
 
 
 def _check_outputs(stage: Stage, computed: int) -> None:
-    """Checks the outputs; ``computed`` is the number of values that are not variables."""
+    """Checks the outputs, of which ``computed`` values are not variables."""
     specs = stage.output_specs
     if specs is not None:
         _equal("outputs", len(specs), len(stage.outputs))

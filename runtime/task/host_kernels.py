@@ -1,4 +1,7 @@
-"""Host kernels: the operations of a task that are no XLA programs, by name. No code crosses the wire."""
+"""Host kernels: the operations of a task that are not XLA programs.
+
+A stage names its kernels, and the executor calls them. No code crosses the wire.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from runtime.tensor_spec import AnyArray, Array, TensorSpec
 
 
 class DeferredProgram(Protocol):
-    """The update of variables that a kernel may run (see ``executor.PreparedStage``)."""
+    """An update of variables, which a kernel may run; see ``executor.PreparedStage``."""
 
     @property
     def generation(self) -> int:
-        """Of the task's variables."""
+        """Generation of the task's variables."""
 
     def step(self) -> int:
-        """The value of the update's first variable."""
+        """Returns the value of the update's first variable."""
 
     def apply(
         self, inputs: Sequence[AnyArray], key: tuple[int, int] = ..., expected: Mapping[str, int] | None = ...
@@ -40,16 +43,16 @@ class Context:
     """The objects that a kernel may use.
 
     Attributes:
-        store: the task's state.
-        task: the task's name.
-        attrs: the attributes of the operation.
-        inputs: the arguments. They are lent, for as long as the call lasts: they lie in memory that the next call
-            overwrites. What a kernel keeps of them it copies. What it hands on need not be copied: a stage's outputs
-            own their memory (see ``executor``).
-        op: name of the operation, for errors and output.
-        client: the session that the call belongs to.
-        cancelled: ends the call's waits: the session has ended, or its caller is gone. Its ``memory`` is the call's.
-        deferred: the update that the kernel may run, when its operation has one.
+        store: State of the task.
+        task: Name of the task.
+        attrs: Attributes of the operation.
+        inputs: Arguments, lent for the time of the call. The next call overwrites their memory, so a kernel copies the
+            values that stay. Results need no copy, because the executor makes the outputs of a stage own their memory.
+        op: Name of the operation, for errors and output.
+        client: Session of the call.
+        cancelled: End of the call's waits, when the session has ended or the caller is gone. Its ``memory`` is that of
+            the call.
+        deferred: Update that the kernel may run; None for an operation without an update.
     """
 
     store: Store
@@ -71,14 +74,16 @@ _HOMES = {
     "quorum": "runtime.kernels.quorum_kernels",
     "summary": "runtime.kernels.summaries",
 }
-"""First part of a kernel's name -> the module that registers it, imported when first asked for."""
+"""The modules that register kernels, by the first part of a kernel's name. The first kernel imports its module."""
 
 
 def kernel(name: str) -> Callable[[Kernel], Kernel]:
-    """Registers a host kernel. One that may wait is named in ``runtime.graph.op_kinds.WAITING``.
+    """Registers a function as a host kernel.
+
+    `runtime.graph.op_kinds.WAITING` names the kernels that may wait.
 
     Args:
-        name: what stages call it by.
+        name: Name of the kernel in stages.
     """
 
     def register(fn: Kernel) -> Kernel:
@@ -89,7 +94,11 @@ def kernel(name: str) -> Callable[[Kernel], Kernel]:
 
 
 def find_kernel(name: str) -> Kernel:
-    """Returns the kernel called ``name``; raises NotFoundError if there is none."""
+    """Returns the kernel of a name.
+
+    Raises:
+        NotFoundError: No kernel has the name.
+    """
     if name.startswith(WHEN):
         return _under_condition(find_kernel(name.removeprefix(WHEN)))
     home = _HOMES.get(name.partition("/")[0])
@@ -102,7 +111,7 @@ def find_kernel(name: str) -> Kernel:
 
 
 def _under_condition(kernel: Kernel) -> Kernel:
-    """Runs ``kernel`` if its first input is true; returns zeros otherwise (see ``op_kinds.WHEN``)."""
+    """Returns a kernel that runs ``kernel`` on a condition, and returns zeros otherwise; see ``op_kinds.WHEN``."""
 
     def called(context: Context) -> Sequence[AnyArray]:
         condition, *inputs = context.inputs
@@ -190,13 +199,14 @@ def _read(context: Context) -> Sequence[Array]:
 def _print(context: Context) -> Sequence[Array]:
     if _may_print((context.client, context.task, context.op), int(context.attrs["first_n"])):
         shown = "".join(f"[{_show(array, int(context.attrs['summarize']))}]" for array in context.inputs)
-        # Another process may have made the text: no line of it may pass for one of the task's own.
+        # Another process may have made the text, so no line of the text may pass for a line of the task's own.
         lines = f"{context.attrs['message']}{shown}".split("\n")
         print(*(f"Print: {printable(line)}" for line in lines), sep="\n", file=sys.stderr, flush=True)
     return []
 
 
-_printed: OrderedDict[tuple[int, str, str], int] = OrderedDict()  # how often a limited Print of a session has run
+# Number of the runs of each limited Print, by session, task and operation.
+_printed: OrderedDict[tuple[int, str, str], int] = OrderedDict()
 _printed_lock = concurrency.Lock()
 _MAX_PRINTED = 10_000
 

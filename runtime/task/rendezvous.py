@@ -1,4 +1,8 @@
-"""Tensors that a task holds for others: produced by one stage, fetched straight by the task that needs them."""
+"""The rendezvous: tensors that a task holds for other tasks.
+
+A stage puts a tensor here. The task whose stage needs the tensor fetches the tensor from here, and not by way of the
+master.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from runtime.state.ledger import Ledger
 from runtime.tensor_spec import AnyArray
 
 KEEP_SECS = 600.0
-"""Seconds that a tensor is kept that no task fetches, because its step failed or its session died."""
+"""Seconds that a tensor is kept if no task fetches the tensor, because the step has failed or the session has died."""
 
 _ENTRY_BYTES = 256
-"""What an entry takes beside the bytes of its tensor, so that a million empty ones are not nothing."""
+"""Bytes of an entry beside those of the tensor. A million empty tensors take memory, too."""
 
 RendezvousKey = tuple[int, int, int]
 """(session, step, slot)."""
@@ -25,8 +29,18 @@ RendezvousKey = tuple[int, int, int]
 
 @dataclass(slots=True)
 class _Held:
+    """A held tensor.
+
+    Attributes:
+        value: The tensor.
+        fetches: Number of fetches that are still to come.
+        by: Names of the tasks that may fetch the tensor; empty for any task.
+        since: `monotonic()` of ``put``.
+        nbytes: Bytes that the ledger has for the tensor.
+    """
+
     value: AnyArray
-    fetches: int  # that are still to come
+    fetches: int
     by: frozenset[str]
     since: float
     nbytes: int
@@ -36,7 +50,7 @@ class Rendezvous:
     """The held tensors of one task. Thread safe.
 
     Args:
-        ledger: where what is held for a session is counted.
+        ledger: Ledger that counts the bytes of the tensors for their sessions.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -44,17 +58,24 @@ class Rendezvous:
         self._lock = concurrency.Lock()
         self._entries: dict[RendezvousKey, _Held] = {}
         self.resumed = False
-        """True if the task continues from its backup: tensors that it held before are lost."""
+        """True if the task continues from its backup. The tensors that the earlier process held are lost then."""
 
     @uninterrupted
     def put(self, key: RendezvousKey, value: AnyArray, hold: Hold) -> None:
-        """Keeps ``value`` until it was taken as often as it is to be held for."""
+        """Keeps a value until the last fetch.
+
+        Args:
+            key: Key of the value. A value that has the key already is forgotten.
+            value: The value.
+            hold: Number of fetches, and the tasks that may fetch.
+        """
         now, size = concurrency.monotonic(), nbytes([value]) + _ENTRY_BYTES
         with self._lock:
             if key in self._entries:
                 self._forget(key)
             self._entries[key] = _Held(value, hold.times, hold.by, now, size)
             self._ledger.reserve(key[0], size, checked=False)
+            # One look at the oldest entry for each new entry keeps the number of forgotten ones bounded.
             oldest = next(iter(self._entries))
             if now - self._entries[oldest].since > KEEP_SECS:
                 self._forget(oldest)
@@ -67,12 +88,12 @@ class Rendezvous:
         """Returns the value that was put under ``key``.
 
         Args:
-            key: its key.
-            check: is given the tasks that it is held for; what it raises leaves it where it is.
+            key: Key of the value.
+            check: Receives the names of the tasks that may fetch. The value stays here if ``check`` raises.
 
         Raises:
-            NotFoundError: No value is there, or no longer.
-            AbortedError: The value may have been there before the task was started again.
+            NotFoundError: The key has no value, or no longer.
+            AbortedError: The key may have had a value before the task was started again.
         """
         with self._lock:
             entry = self._entries.get(key)
@@ -88,7 +109,7 @@ class Rendezvous:
 
     @uninterrupted
     def drop_session(self, session: int) -> None:
-        """Forgets everything that is held for one session."""
+        """Forgets all tensors of one session."""
         with self._lock:
             for key in [k for k in self._entries if k[0] == session]:
                 self._forget(key)

@@ -1,4 +1,8 @@
-"""Protocols of primary-backup replication: sending this task's changes, holding the backups of other tasks."""
+"""Protocols of primary-backup replication.
+
+A `Replicator` sends this task's changes to the task with its backup. A `BackupMessages` holds the backups of other
+tasks. `runtime.backup` implements both.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,28 @@ from runtime.wire.listener import Reply
 
 
 class Replicator(Protocol):
-    """The sender of this task's changes to the task that holds its backup."""
+    """The sender of a task's changes to the task with the backup."""
 
     lag: int
-    """How many answered updates the backup may lack."""
+    """Number of answered updates that the backup may lack."""
 
     def carry_out(self, run: Callable[[], Reply], client: int, *, gated: bool) -> Reply:
-        """Runs a call that changes state; returns its reply when the backup lacks no more than it may.
+        """Runs a call that changes state.
 
         Args:
-            run: runs the call.
-            client: whose call it is.
-            gated: whether it passes the write gate, where it is counted.
+            run: Runs the call.
+            client: Session of the call.
+            gated: True if the call passes the write gate, which counts the change.
+
+        Returns:
+            The reply, as soon as the backup lacks at most ``lag`` updates.
         """
 
     def count(self) -> None:
         """Notes that the state has changed."""
 
     def settle(self) -> None:
-        """Waits until all that has changed is in the backup; as ``Primary.settle``."""
+        """Waits until the backup has all changes; see ``Primary.settle``."""
 
     def forget(self, client: int) -> None:
         """Drops the last replies to a client that has closed its session from the backup."""
@@ -47,4 +54,4 @@ class BackupMessages(Protocol):
         """Answers a message about a backup."""
 
     def drop_all(self) -> None:
-        """Forgets the backups: their tasks are being restored from a checkpoint."""
+        """Forgets the backups, because their tasks are being restored from a checkpoint."""

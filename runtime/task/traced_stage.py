@@ -17,7 +17,7 @@ from runtime.tensor_spec import AnyArray
 from runtime.wire.connection import current_lane
 
 _SHOWN = 5
-"""How many operations a label names."""
+"""Most operations that a label names."""
 
 FetchFrom = Callable[[str, int, int, int], AnyArray]
 """``(task, session, step, slot) -> array``: fetches what another task holds."""
@@ -25,12 +25,12 @@ FetchFrom = Callable[[str, int, int, int], AnyArray]
 
 @dataclass(frozen=True)
 class TracedStage:
-    """A prepared stage that is timed: it returns results only when they are computed.
+    """A prepared stage that is timed. A run returns when the results are computed.
 
     Args:
-        prepared: the stage.
-        call: its place in the plan.
-        tracer: where to note.
+        prepared: The stage.
+        call: Place of the stage in the plan.
+        tracer: Tracer that keeps the spans.
     """
 
     prepared: PreparedStage
@@ -56,7 +56,8 @@ class TracedStage:
         names = call.stage.operations
         label = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         spans = [Span(device, f"stage:{call.wave}", call.wave, start, end, nbytes(outputs), label, names)]
-        if current_lane():  # the inputs were received, and not handed over in this process
+        # Without a lane the inputs come from this process, and nothing is received or sent.
+        if current_lane():
             inline = [value for i, value in enumerate(inputs) if i not in call.remote]
             replies = [outputs[i] for i in call.replies]
             spans += [
