@@ -1,1 +1,1 @@
-"""Evaluation: the process that evaluates the checkpoints of a run, and its decisions."""
+"""Evaluation: the process for the checkpoints of a run, and the decisions of an evaluator."""

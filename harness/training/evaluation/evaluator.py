@@ -256,7 +256,7 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _holding(self, path: str, step: int) -> Iterator[str | None]:
-        """Holds a checkpoint for the length of the block; yields its path, or None where it was deleted."""
+        """Holds a checkpoint for the length of the block; yields the path, or None for a deleted checkpoint."""
         from harness.checkpoints import layout
 
         held = os.path.join(self._path(HELD), str(step))
@@ -272,7 +272,7 @@ class Evaluator:
             shutil.rmtree(self._path(HELD), ignore_errors=True)
 
     def _keep(self, held: str, evaluation: Evaluation) -> None:
-        """Moves the held checkpoint to the best; the best one before stays until that is on disk."""
+        """Links the held checkpoint as the best. The best checkpoint before stays until ``_tidy``."""
         place = self._best_path(evaluation)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         # One of the same step may lie there: of before that step was lost, or of an evaluator that died.

@@ -1,1 +1,1 @@
-"""Run: what a training program makes of its cluster, its graph and its sessions."""
+"""Run: joining a cluster, Supervisor, monitored sessions, hooks, and the services of a chief."""

@@ -1,4 +1,4 @@
-"""ChiefServices: the threads that a chief's Supervisor runs beside training, their last work, and the writer of events.
+"""ChiefServices: the threads of a chief's Supervisor beside training, the last work of each, and the writer of events.
 
 ``Supervisor`` starts the threads with a session, and calls ``write_final`` when training has ended.
 """
@@ -64,11 +64,11 @@ class ChiefServices:
             self._graph_written = True
 
     def start(self, session: ManagedSession, save_secs: float, summary_secs: float) -> list[Thread]:
-        """Starts the threads that save checkpoints, write summaries and count steps, and returns them.
+        """Starts the threads for checkpoints, summaries and step rates; returns the threads.
 
         Args:
             session: Session in which the threads run.
-            save_secs: Seconds between checkpoints; 0 for none but those that are asked for.
+            save_secs: Seconds between checkpoints; 0 for saves on request only.
             summary_secs: Seconds between summaries; 0 for none.
         """
         parts, step = self._parts, self._parts.global_step

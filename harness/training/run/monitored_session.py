@@ -52,7 +52,7 @@ _CLEAN_END = (rt.OutOfRangeError, rt.TaskLeftError, TrainingOver, StopIteration)
 
 
 class Default(enum.Enum):
-    """The value of an interval that is not given."""
+    """The value of an interval not given."""
 
     USE_DEFAULT = enum.auto()
 
@@ -64,7 +64,7 @@ _SUMMARY_STEPS = 100
 
 
 class StepContext:
-    """The argument of a function that ``run_step_fn`` calls.
+    """The argument of the function of ``run_step_fn``.
 
     Args:
         managed: The session that recovers.

@@ -83,7 +83,7 @@ class CreatesThreads(Protocol):
     def create_threads(
         self, sess: rt.SessionLike, coord: Coordinator, *, daemon: bool, start: bool
     ) -> list[concurrency.Thread]:
-        """Makes the threads that fill a queue, and starts them with ``start``."""
+        """Makes the threads of a queue; with ``start`` the threads begin at once."""
 
 
 def start_queue_runners(
@@ -152,7 +152,7 @@ class Checkpoints:
             return path
 
     def begin(self, session: rt.SessionLike) -> None:
-        """Begins to save while training continues; a save under way lets this one be skipped.
+        """Begins a save beside training; skips the save while another save is under way.
 
         Raises:
             PermissionDeniedError: Another chief has taken the lead.
@@ -419,7 +419,7 @@ class Summaries:
         self._needs_feed = False
 
     def write(self, session: rt.SessionLike) -> None:
-        """Writes one summary. An operation that needs a feed is logged once, and then left out."""
+        """Writes a summary. An operation in need of a feed is logged once, and then left out."""
         # Logged once. To try again would fail with each period.
         if self._needs_feed:
             return

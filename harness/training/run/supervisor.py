@@ -394,15 +394,15 @@ class Supervisor:
             self._life.abandon()
 
     def request_stop(self, ex: BaseException | ExcInfo | None = None, *, everybody: bool = False) -> None:
-        """Stops every thread of this task; see ``Coordinator.request_stop``.
+        """Stops every thread of the task; see ``Coordinator.request_stop``.
 
         Args:
-            ex: Error that stops training; this task raises the error at its end. None for no error.
-            everybody: True to stop the other tasks that take part, too, each after its step. Without an open session,
-                or without other tasks, only this task stops.
+            ex: Error to raise at the end of the task; None for no error.
+            everybody: True to stop the other tasks of the run, too, each after the present step. Without an open
+                session, or without other tasks, only the own task stops.
 
         Raises:
-            OpError: The order reached no ps. This task stops all the same.
+            OpError: The order reached no ps. The task stops all the same.
         """
         try:
             if everybody:
@@ -415,7 +415,7 @@ class Supervisor:
         return self.coord.should_stop()
 
     def stop_on_exception(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that turns an exception into a stop; ``stop`` raises that exception."""
+        """Returns a context that turns an exception into a stop; ``stop`` raises the exception."""
         return self.coord.stop_on_exception()
 
     def wait_for_stop(self) -> None:

@@ -1,1 +1,1 @@
-"""Start: a session that is opened and made ready, and that takes the place of one that was lost."""
+"""Start: opening a session, making the model ready, and replacing a session after the loss of a task."""

@@ -1,4 +1,4 @@
-"""Compiled programs kept in the user's cache directory, so that a task that starts again compiles nothing."""
+"""Compiled programs in the user's cache directory, so that a restarted task compiles nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _own_directory() -> Path:
 
 
 def _machine_kind() -> str:
-    """Returns a name of this machine's kind; a machine of another kind may lack instructions."""
+    """Returns a name of the kind of machine; a machine of another kind may lack instructions."""
     kind = [platform.machine(), jax.__version__, metadata.version("jaxlib")]
     try:
         with open(_CPUINFO, encoding="utf-8") as lines:

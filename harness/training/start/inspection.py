@@ -1,6 +1,6 @@
-"""ModelInspector: the questions about a model that a session manager asks before it decides.
+"""ModelInspector: the questions of a session manager about a model, before the decision.
 
-``SessionManager`` asks with each session that it opens. ``policy.decide`` gets the report.
+``SessionManager`` asks with each new session. ``policy.decide`` receives the report.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelInspector:
         return {name for name, at in places.items() if (at.job, at.task) == (own.job, own.task)}
 
     def wait(self, session: rt.Session, records: RunRecords | None, last: ClusterReport, secs: float) -> None:
-        """Waits for the variables, or for the restore, that the last report lacked.
+        """Waits for the variables or the restore missing in the last report.
 
         Args:
             session: Session that asks.
@@ -64,7 +64,7 @@ class ModelInspector:
         """Returns the report of the cluster about the model.
 
         Args:
-            session: Session that asks the tasks for values.
+            session: Session for the question.
             records: Run records; None for a session that shares nothing.
             checkpoint: Checkpoint that could be restored; None for none.
         """

@@ -119,7 +119,7 @@ class DirectoryLock:
             return False
 
     def release(self) -> None:
-        """Releases the lock, if this object has the lock."""
+        """Releases the lock; does nothing without the lock."""
         fd, self._fd = self._fd, None
         if fd is not None:
             _held.discard(self)
@@ -131,7 +131,7 @@ _held: set[DirectoryLock] = set()
 
 
 def _share(path: str) -> int | None:
-    """Returns another descriptor of the locked file of this process; None for none."""
+    """Returns another descriptor of the file, where the process has the lock; None otherwise."""
     for lock in list(_held):
         if (fd := lock._fd) is not None and lock.has(path):
             with contextlib.suppress(OSError):  # released just now

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class SeenSteps:
-    """The global steps that this task has seen, for the log of lost steps.
+    """The global steps seen by a task, for the log of lost steps.
 
     Args:
         variable: Variable that counts the steps; None for none.
@@ -77,11 +77,11 @@ class SeenSteps:
         return known
 
     def log_recovery(self, broken: rt.Session, fresh: rt.Session, took_secs: float) -> None:
-        """Logs the steps that a recovery has lost, each lost step once.
+        """Logs the steps lost with a recovery, each lost step once.
 
         Args:
-            broken: Session that has lost a task.
-            fresh: Session that takes its place.
+            broken: Session with a lost task.
+            fresh: New session in place of the broken session.
             took_secs: Seconds that the recovery took.
         """
         # The step of the log is read without a recovery: a loss here is met again by the next step.
@@ -246,7 +246,7 @@ class ManagedSession:
             self._steps.pop(concurrency.thread_id(), None)
 
     def end_steps(self) -> None:
-        """Notes that the steps under way have been cancelled."""
+        """Forgets the steps under way, after a cancellation."""
         self._steps.clear()
 
     def step_secs(self) -> float:
@@ -337,7 +337,7 @@ class ManagedSession:
         self.raw.close()
 
     def __enter__(self) -> Self:
-        """Makes the session and its graph the defaults of this thread."""
+        """Makes the session and the graph the defaults of the thread."""
         if self._entered is not None:
             raise RuntimeError("Session context managers are not re-entrant: use Session.as_default() for nesting")
         self._entered = contextlib.ExitStack()

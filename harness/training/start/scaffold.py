@@ -200,7 +200,7 @@ class TrainingSessionCreator(SessionCreator):
         """Opens a session that is ready for training, for a monitored session.
 
         Args:
-            recovering: True where the session takes the place of one that has lost a task.
+            recovering: True in a recovery, False at the start.
         """
         self._recovering = recovering
         # A creator of the user's own may replace this method.
@@ -231,6 +231,12 @@ class ChiefSessionCreator(TrainingSessionCreator):
         checkpoint_dir: Directory of the checkpoints to restore from.
         checkpoint_filename_with_path: Path of the one checkpoint to restore from.
         max_wait_secs: The longest wait for tasks, in seconds.
+
+    Example:
+        >>> import harness
+        >>> creator = harness.ChiefSessionCreator(checkpoint_dir="/tmp/run")
+        >>> creator.checkpoint_dir
+        '/tmp/run'
     """
 
     role = Role.CHIEF

@@ -45,9 +45,9 @@ LOST_CONTACT = (rt.UnavailableError, rt.AbortedError)
 
 
 class TrainingOver(rt.OutOfRangeError):
-    """The chief has finished training, which is a clean end for the other tasks.
+    """The chief has finished training: a clean end for the other tasks.
 
-    The type differs from OutOfRangeError because a user's ``init_fn`` may raise that at the end of its data.
+    The type differs from OutOfRangeError because a user's ``init_fn`` may raise OutOfRangeError at the end of data.
     """
 
 
@@ -56,7 +56,7 @@ class DirectorySaver(Protocol):
     """A saver that chooses among the checkpoints of a directory. A user's own saver need not choose."""
 
     def restore_latest(self, sess: rt.Session, checkpoint_dir: str) -> str | None:
-        """Restores the newest checkpoint that is not damaged; returns its path, None when there is none."""
+        """Restores the newest undamaged checkpoint; returns the path, None without a checkpoint."""
 
     def take_states(self, checkpoint_dir: str) -> None:
         """Keeps the trainer's states of the newest checkpoint as the last known ones."""
@@ -102,7 +102,7 @@ class _Request:
 
 
 class _HoldingSession(rt.Session):
-    """A session that releases the chief's lock of the log directory with its close."""
+    """A session with the chief's lock of the log directory; the close of the session releases the lock."""
 
     hold: log_directory.DirectoryLock
 
@@ -127,6 +127,15 @@ class SessionManager:
 
     Raises:
         ValueError: ``ready_for_local_init_op`` was given without ``local_init_op``.
+
+    Example:
+        >>> import harness
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     v = rt.Variable(1.0, name="v")
+        ...     with harness.SessionManager().prepare_session("", init_op=v.initializer) as session:
+        ...         float(session.run(v))
+        1.0
     """
 
     def __init__(
@@ -373,9 +382,9 @@ class SessionManager:
         return waited
 
     def _wait_for_rival(self, request: _Request, report: policy.ClusterReport) -> bool:
-        """Waits a moment and returns True while another run's chief seems to live; raises if that lasts.
+        """Waits a moment and returns True while another run's chief seems to live; raises after ``RIVAL_SECS``.
 
-        A chief that has just died seems to live for a second or two, so one look is not enough.
+        A chief seems to live for a second or two after death, so a single look is not enough.
         """
         now, reason = concurrency.monotonic(), policy.rival(report, request.logdir)
         if not reason:
@@ -388,7 +397,7 @@ class SessionManager:
         return True
 
     def _ask(self, request: _Request, session: rt.Session, last: policy.ClusterReport | None) -> policy.ClusterReport:
-        """Returns the report of the cluster. A task that is not the chief first waits for what the last one lacked."""
+        """Returns the report of the cluster. A worker first waits for the values missing in the report before."""
         # The chief does not wait for values here: it is the task that gives them.
         if request.role is Role.CHIEF:
             checkpoint = _newest(request.saver, request.checkpoint_dir, request.checkpoint)
@@ -506,7 +515,7 @@ class SessionManager:
             )
 
     def _try_local_init(self, session: rt.Session) -> str:
-        """Runs the local init operation if its variables are ready; returns what is missing, empty when nothing."""
+        """Runs the local init operation when the global variables are ready; returns the missing names, or nothing."""
         missing = readiness.reason(session, self._ready_for_local_init_op)
         if not missing and self._local_init_op is not None:
             session.run(self._local_init_op, self._local_init_feed_dict)

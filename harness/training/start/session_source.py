@@ -90,7 +90,7 @@ class ManagerSource:
         """Opens a session that is ready, as the chief or as another task.
 
         Args:
-            recovering: True where the session takes the place of one that has lost a task.
+            recovering: True in a recovery, False at the start.
         """
         config = readiness.for_recovery(self._config) if recovering else self._config
         # Only the chief has the operations that give variables their values.

@@ -1,1 +1,1 @@
-"""Stop: the end of a run, which keeps the last step and leaves no task behind."""
+"""Stop: the end of a run, with the last save and the report to every task."""

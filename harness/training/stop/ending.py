@@ -75,7 +75,7 @@ def end_part(
 def _save_last(
     run: TaskRun, final: Callable[[rt.SessionLike], object], directory: str, over: bool, signals: Sequence[int]
 ) -> None:
-    """Saves, as the chief; raises UnavailableError where the silence of a task has ended the save."""
+    """Saves, as the chief. Raises UnavailableError where the silence of a task has ended the save."""
     try:
         save_the_end(run.session, final, run.reached, directory, over=over, signalled=lambda: bool(signals))
     except (rt.CancelledError, RuntimeError) as error:
@@ -106,7 +106,7 @@ def _say_goodbye(records: RunRecords, session: ManagedSession) -> None:
 
 
 def _report_done(run: TaskRun, records: RunRecords, directory: str | None) -> None:
-    """Reports this task as done. The chief reports before that training is over, with the step that is saved."""
+    """Reports the task as done. The chief first reports the end of training, with the saved step."""
     session = run.session
     try:
         if run.is_chief and not run.late:
@@ -151,7 +151,7 @@ def _log_left(session: ManagedSession) -> None:
 
 
 def _log_too_late(run: TaskRun, records: Iterable[RunRecordView]) -> None:
-    """Logs the steps that this task has trained after the chief had given the task up."""
+    """Logs the steps trained here after the chief had given the task up."""
     saved = max((record.saved_step for record in records if record.saved_step is not None), default=None)
     if saved is None:
         return

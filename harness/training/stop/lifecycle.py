@@ -98,7 +98,7 @@ class Lifecycle:
 
     @property
     def late(self) -> bool:
-        """True if the run had finished before this task came."""
+        """True if the run had finished before the task came."""
         return self.run is not None and self.run.late
 
     def _note(self, event: RunEvent) -> None:

@@ -26,7 +26,7 @@ class RunPhase(enum.Enum):
     TRAINING = enum.auto()
     """Steps run. After a stop they have the grace period to end."""
     WAITING = enum.auto()
-    """The chief waits for the tasks that still train, and recovers the tasks that those need."""
+    """The chief waits for the training tasks, and recovers the ps tasks for them."""
     ENDING = enum.auto()
     """The last steps are saved and the end is reported. A task that stays silent cuts this short."""
     OVER = enum.auto()
@@ -34,7 +34,7 @@ class RunPhase(enum.Enum):
 
 
 class RunEvent(enum.Enum):
-    """An event that may move a task to another phase."""
+    """An event of a run. Some events move the task to another phase."""
 
     OPENS = "a session is to be opened"
     OPENED = "the session is open"
@@ -140,7 +140,7 @@ class WaitNews:
     """Lines for the log after one answer.
 
     Attributes:
-        given_up: Tasks that are waited for no longer, with their silence in seconds.
+        given_up: Tasks given up since the last answer, with the silence of each in seconds.
         awaited: Words for the tasks that are waited for; empty when no line is due.
         lasts: True if the wait lasts, which is worth a warning.
     """

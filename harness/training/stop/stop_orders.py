@@ -28,11 +28,11 @@ LAST_SAVE_SECS = 10.0
 
 
 class StopOrders(concurrency.Thread):
-    """A daemon thread that obeys the orders of other tasks.
+    """A daemon thread for the orders of other tasks.
 
     Args:
-        records: Run records by which the orders come.
-        coord: Coordinator that an order stops.
+        records: Run records with the orders.
+        coord: Coordinator of the task.
         save: Function that returns the function that saves, as the chief; None where nothing is saved.
     """
 
@@ -45,7 +45,7 @@ class StopOrders(concurrency.Thread):
         self._save = save
 
     def run(self) -> None:
-        """Waits for orders until a stop. An evaluator, say, may order training to end."""
+        """Waits for orders until a stop, such as the order of an evaluator to end training."""
         while not self._coord.should_stop():
             try:
                 reason, goes_in_secs = self._records.wait_stop(_STOP_WAIT_SECS)

@@ -25,13 +25,13 @@ class TaskRun:
 
     Attributes:
         session: Session of training.
-        sessions: Source of the sessions, which also restores values for other tasks.
+        sessions: Sessions of the run; ``restore`` serves the other tasks.
         records: Run records; None when no other task takes part.
         is_chief: True on the chief, which waits for the other tasks at the end and then ends the run.
         is_elastic: True where workers come and go.
         grace_secs: Seconds that a task may be silent at the end, and that a step may take after a stop.
-        reached: Highest step that this task knows of; None before the first one.
-        silenced: Words for the silence of a task that has ended all waits of the end; empty before.
+        reached: Highest known step; None before the first step.
+        silenced: Words for the silence of a task, after the silence has closed the session; empty before.
     """
 
     session: ManagedSession
@@ -45,7 +45,7 @@ class TaskRun:
 
     @property
     def late(self) -> bool:
-        """True if the run had finished before this task came."""
+        """True if the run had finished before the task came."""
         return self.sessions.late
 
     @property
@@ -65,6 +65,6 @@ class TaskRun:
         return min(self.silence_secs, ELASTIC_SILENCE_SECS) if self.is_elastic else self.silence_secs
 
     def note_reached(self, step: int | None) -> None:
-        """Notes a step that training has reached. The highest one counts, as the end says which steps are lost."""
+        """Notes a step of training. The highest step counts, as the end names the lost steps."""
         if step is not None:
             self.reached = max(step, self.reached or 0)

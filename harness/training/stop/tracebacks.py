@@ -17,9 +17,9 @@ _LEFT_OUT = f"(frames of harness and runtime are left out: {VARIABLE}=full shows
 
 
 def shorten(error: BaseException) -> None:
-    """Makes Python print the short traceback of an error that nothing catches.
+    """Makes Python print the short traceback of an uncaught error.
 
-    A program with another ``sys.excepthook`` continues to print tracebacks with that.
+    A program with another ``sys.excepthook`` continues to print tracebacks with the program's own hook.
     """
     # A debugger or a notebook has set a hook of its own, which knows better how to print.
     show = sys.excepthook

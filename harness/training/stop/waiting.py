@@ -102,9 +102,9 @@ def _run_step(run: TaskRun, records: RunRecords) -> int | None:
 
 
 def _restore_closed(run: TaskRun, records: RunRecords) -> None:
-    """Restores, for the other tasks, a ps that was lost after the program has closed the chief's session.
+    """Restores a lost ps for the other tasks, after the program has closed the chief's session.
 
-    No session is left that would recover, and the other tasks wait for this chief, which waits for them.
+    No session is left to recover the ps. The other tasks wait for the chief, and the chief waits for the other tasks.
     """
     # Only a chief that recovers by itself probes.
     if not run.sessions.probes:

@@ -1,4 +1,4 @@
-"""Hooks: code that a monitored session calls around its life and around every step."""
+"""Hooks: code around the life of a monitored session, and around every step."""
 
 from harness.training.run.hooks.base import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from harness.training.run.hooks.checkpoint import CheckpointSaverHook, CheckpointSaverListener

@@ -1,4 +1,4 @@
-"""The base of hooks: code that a monitored session calls around its life and around every step."""
+"""The base of hooks: code around the life of a monitored session, and around every step."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class SessionRunArgs:
         fetches: Structure of fetches beside the caller's own, as in ``Session.run``; None for nothing.
         feed_dict: Feeds beside the caller's own.
         options: ``runtime.RunOptions``, merged with the caller's.
+
+    Example:
+        >>> import harness
+        >>> harness.SessionRunArgs("loss:0").fetches
+        'loss:0'
     """
 
     fetches: object = None
@@ -151,7 +156,7 @@ class FollowsLeader(Protocol):
     """A hook that acts only while the chief leads.
 
     Attributes:
-        leads: Function that returns True while this chief leads; set by a monitored session.
+        leads: Function that returns True while the chief leads; set by a monitored session.
     """
 
     leads: Callable[[], bool]

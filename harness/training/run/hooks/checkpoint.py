@@ -1,4 +1,4 @@
-"""The hook that saves checkpoints, and the base of its listeners. A monitored session calls the hook."""
+"""The hook for checkpoints, and the base of the listeners. A monitored session calls the hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that steer training: stop at a step, at a metric that gets no better, and on NaN."""
+"""Hooks that steer training: stop at a step, at a metric without improvement, and on NaN."""
 
 from __future__ import annotations
 
@@ -193,6 +193,10 @@ class NanTensorHook(SessionRunHook):
     Args:
         loss_tensor: The tensor.
         fail_on_nan_loss: True to raise NanLossDuringTrainingError; False to stop training.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.NanTensorHook("loss:0", fail_on_nan_loss=False)
     """
 
     def __init__(self, loss_tensor: rt.TensorLike, fail_on_nan_loss: bool = True) -> None:

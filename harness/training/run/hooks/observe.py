@@ -36,6 +36,10 @@ class LoggingTensorHook(SessionRunHook):
 
     Raises:
         ValueError: There are both intervals or none at all, or one is not positive.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.LoggingTensorHook({"loss": "loss:0"}, every_n_secs=10)
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class LoggingTensorHook(SessionRunHook):
         return SessionRunArgs(self._tensors) if due else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Logs the values of a line that was due."""
+        """Logs the values when a line was due."""
         if run_values.results is not None:
             self._log(run_values.results)
         # Steps of this worker, as TF1 counts here: the hook needs no global step.
@@ -102,6 +106,10 @@ class StepCounterHook(EventsHook):
         every_n_secs: Seconds between rates.
         output_dir: Directory of the events; nothing is written without it and ``summary_writer``.
         summary_writer: Writer of the caller's own.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.StepCounterHook(every_n_steps=100)
     """
 
     def __init__(
@@ -146,6 +154,10 @@ class SummarySaverHook(EventsHook):
 
     Raises:
         ValueError: There are both of ``scaffold`` and ``summary_op``, or neither.
+
+    Example:
+        >>> import harness
+        >>> hook = harness.SummarySaverHook(save_secs=60, output_dir="/tmp/run", scaffold=harness.Scaffold())
     """
 
     def __init__(
@@ -173,7 +185,7 @@ class SummarySaverHook(EventsHook):
             logging.warning("SummarySaverHook was given no output_dir and no summary_writer: no summary is written")
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Returns the summary as a fetch when one is due; the first step always has one."""
+        """Returns the summary as a fetch when a summary is due, as in the first step."""
         op = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         wanted = op is not None and self.writer is not None
         # The step after the last one: a step that is fetched together with the summary is known too late.
