@@ -13,7 +13,7 @@ import runtime as rt
 
 
 class _Options:
-    """Options without an effect here. Any may be set; one that was not has TensorFlow's default."""
+    """Options without an effect here. Any may be set; an option that is not set has TensorFlow's default."""
 
     defaults: Mapping[str, Any] = {}
 

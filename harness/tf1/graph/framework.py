@@ -40,7 +40,7 @@ class GraphKeys(rt.GraphKeys):
 
 
 class _AnySession(type):
-    """Makes ``isinstance(s, tf.Session)`` true for the sessions that a Supervisor gives."""
+    """The class that makes ``isinstance(s, tf.Session)`` true for the sessions of a Supervisor."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         # Programs without a Supervisor need not import one.
@@ -51,7 +51,7 @@ class _AnySession(type):
 
 @public.add()
 class Session(rt.Session, metaclass=_AnySession):
-    """``rt.Session``; a ``tf.ConfigProto`` is one of its configs."""
+    """``rt.Session``, which takes a ``tf.ConfigProto`` too."""
 
     def __init__(self, target: str = "", graph: rt.Graph | None = None, config: Any = None) -> None:
         super().__init__(target, graph, _apply(config))
@@ -103,7 +103,7 @@ def write_graph(graph_or_graph_def: Any, logdir: str, name: str, as_text: bool =
 
 
 class _AnyGraph(type):
-    """Makes ``isinstance(g, tf.Graph)`` true for the graphs of ``rt``."""
+    """The class that makes ``isinstance(g, tf.Graph)`` true for the graphs of ``rt``."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, rt.Graph)
@@ -373,10 +373,10 @@ def assert_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> rt.Operation:
-    """Checks the number of axes when the graph is built, or in the step where it is not known before.
+    """Checks the number of axes when the graph is built, or in the step where the number is unknown before.
 
     Raises:
-        ValueError: it is known and another one.
+        ValueError: the number is known, and differs.
     """
     value = constant(x)
     if value.shape is None:

@@ -23,7 +23,7 @@ _LEFT_AFTER_THE_CUT = 0.87962566103423978
 
 
 class Initializer:
-    """Makes an initial value: ``initializer(shape, dtype=tf.float32, partition_info=None)``."""
+    """The base of initializers: ``initializer(shape, dtype=tf.float32, partition_info=None)``."""
 
     dtype: DTypeLike = np.float32
 

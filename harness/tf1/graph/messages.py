@@ -30,7 +30,7 @@ public.update(
 
 @public.add()
 class AggregationMethod:
-    """How the gradients of one variable are added up. XLA decides that here, so all of them mean the same."""
+    """The ways to add up the gradients of one variable. XLA decides, so all values mean the same."""
 
     ADD_N = DEFAULT = 0
     EXPERIMENTAL_TREE = 1
@@ -62,8 +62,8 @@ class DeviceAttributes:
     Attributes:
         name: ``/device:CPU:0``.
         device_type: "CPU", "GPU" or "TPU".
-        memory_limit: bytes that the process may take of it; 0 when the device does not tell.
-        physical_device_desc: what it is, in words.
+        memory_limit: bytes of the device that the process may take; 0 when unknown.
+        physical_device_desc: the kind of device, in words.
     """
 
     name: str

@@ -33,7 +33,7 @@ Regularizer = Callable[[Any], Any]
 @public.add()
 @dataclass(eq=False)
 class VariableScope:
-    """What ``get_variable`` takes from the scope it is called in.
+    """The settings that ``get_variable`` takes from the scope of the call.
 
     Attributes:
         name: names of variables begin with ``name/``; ``""`` at the top.
@@ -89,7 +89,7 @@ _made: weakref.WeakKeyDictionary[rt.Graph, dict[str, Any]] = weakref.WeakKeyDict
 
 
 class _OfThread(concurrency.local):
-    """What each thread has opened.
+    """The scopes that each thread has opened.
 
     Attributes:
         scopes: the variable scopes that are open, each with its graph.
@@ -232,7 +232,7 @@ def _numbered(name: str, again: bool) -> Iterator[None]:
 
 
 def _unique(prefix: str, name: str) -> str:
-    """Returns ``name``, with the first number that makes it the name of a scope that is not counted."""
+    """Returns ``name``, with the first number that gives the name of a scope without a count."""
     counts = _opened()
     candidate, number = name, 0
     while counts.get(prefix + candidate, 0):

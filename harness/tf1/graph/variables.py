@@ -17,7 +17,7 @@ public = Public("tf", "Variables")
 
 
 class _AnyVariable(type):
-    """Makes ``isinstance(v, tf.Variable)`` true for every variable, whoever made it."""
+    """The class that makes ``isinstance(v, tf.Variable)`` true for every variable."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(type(instance), _AnyVariable) or isinstance(instance, rt.Variable)
@@ -109,7 +109,7 @@ def _name(use_locking: object, name: str | None) -> str | None:
 
 
 def _as(value: rt.TensorLike, variable: rt.Variable) -> Any:
-    """Returns a literal by the variable's dtype. Raises TypeError for a tensor of another one."""
+    """Returns a literal by the variable's dtype. Raises TypeError for a tensor of a different dtype."""
     if is_tensor(value) and value.dtype != variable.dtype:
         names = as_dtype(variable.dtype).name, as_dtype(value.dtype).name
         raise TypeError(f"variable {variable.name!r} is {names[0]}, and {value.name!r} is {names[1]}: use tf.cast")
@@ -173,7 +173,7 @@ def _index(indices: rt.TensorLike) -> Any:
 
 @public.add("initialize_variables", "variables_initializer")
 def initialize_variables(var_list: Sequence[Any], name: str = "init") -> rt.Operation:
-    """Returns one operation that initialises ``var_list``."""
+    """Returns the operation that initialises ``var_list``."""
     return rt.variables_initializer(list(var_list), name)
 
 

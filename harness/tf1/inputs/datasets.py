@@ -63,8 +63,8 @@ class Dataset(Structured):
 
     Args:
         structure: of the nest of an element.
-        components: its leaves.
-        tensors: what it was made from besides numbers and arrays; their values are found when it is opened.
+        components: the leaves.
+        tensors: the tensors among the sources; opening the dataset finds their values.
         opened: gives the elements.
     """
 
@@ -281,7 +281,7 @@ class Dataset(Structured):
         return self._like(opened)
 
     def _traced(self, function: Callable[..., Nest], name: str) -> tuple[list[rt.Tensor], Any]:
-        """Makes ``function`` a part of the graph: the tensors that stand for an element, and what it gave."""
+        """Makes ``function`` a part of the graph: the tensors that stand for an element, and the results."""
         with rt.name_scope(name), rt.control_dependencies(None), rt.device(None), rt.device("/cpu:0"):
             given = [placeholder(c.dtype, c.shape, "element") for c in self.components]
             for tensor in given:
@@ -433,7 +433,7 @@ class Dataset(Structured):
     # -- several as one ------------------------------------------------------------------------------------------------
 
     def batch(self, batch_size: Number, drop_remainder: bool = False) -> Dataset:
-        """Elements stacked; what is left at the end is a smaller one, unless it is dropped."""
+        """Stacks elements; the rest at the end is a smaller batch, unless it is dropped."""
         return self._batched(batch_size, drop_remainder, [c.shape for c in self.components], stacked)
 
     def padded_batch(

@@ -34,7 +34,7 @@ Element = list[Array]
 
 
 class Runs(Protocol):
-    """What runs the parts of the graph that a dataset is made of: a session."""
+    """The session that runs the parts of the graph of which a dataset is made."""
 
     def run(self, fetches: Sequence[rt.Tensor], feed_dict: Mapping[rt.Tensor, object] | None = None) -> list[Array]:
         """Returns the values of tensors."""
@@ -60,7 +60,7 @@ class Component:
 
 @dataclass
 class Place:
-    """Where an iterator's elements are made: by the session that asked for the last one."""
+    """The session that asked for an iterator's last element, where the next one is made."""
 
     session: Runs | None = None
     memory: dict[object, Any] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a dataset is opened with.
+    """The state with which a dataset is opened.
 
     Attributes:
         place: of the iterator.
@@ -100,11 +100,11 @@ Open = Callable[[Opening], Iterator[Element]]
 
 
 class Structured:
-    """What has the nest of an element, and its leaves: a dataset, and an iterator.
+    """An object with the nest of an element and the leaves: a dataset or an iterator.
 
     Args:
         structure: of the nest.
-        components: its leaves.
+        components: the leaves.
     """
 
     def __init__(self, structure: PyTreeDef, components: Sequence[Component]) -> None:
@@ -123,7 +123,7 @@ class Structured:
 
     @property
     def output_classes(self) -> Nest:
-        """What the tensors of an element are."""
+        """The classes of the tensors of an element."""
         return self.structure.unflatten([rt.Tensor] * len(self.components))
 
 
@@ -176,7 +176,7 @@ def draw(held: list[Element], chance: np.random.Generator) -> Element:
 
 
 def stacked(rows: Sequence[Array], place: int) -> Array:
-    """Rows as one array. Raises InvalidArgumentError when their shapes differ."""
+    """Stacks rows to an array. Raises InvalidArgumentError when the shapes differ."""
     for i, row in enumerate(rows):
         if row.shape != rows[0].shape:
             raise rt.InvalidArgumentError(
@@ -206,7 +206,7 @@ def literal(value: object) -> object:
 
 
 def padded_batch(rows: Sequence[Array], shape: TensorShape, fill: object, dtype: DType) -> Array:
-    """Rows of different sizes as one array, filled up. Raises InvalidArgumentError for one that is too large."""
+    """Stacks rows of different sizes, each filled up. Raises InvalidArgumentError for a row that is too large."""
     largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
     wanted = [big if size is None else size for big, size in zip(largest, shape.as_list(), strict=True)]
     if any(big > size for big, size in zip(largest, wanted, strict=True)):

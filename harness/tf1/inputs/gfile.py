@@ -30,7 +30,7 @@ def IsDirectory(dirname: str) -> bool:  # noqa: N802
 
 
 def MakeDirs(dirname: str) -> None:  # noqa: N802
-    """Makes a directory and those above it; nothing when it is there."""
+    """Makes a directory with the missing ones above; an existing directory is no error."""
     os.makedirs(dirname, exist_ok=True)
 
 
@@ -38,8 +38,8 @@ def MkDir(dirname: str) -> None:  # noqa: N802
     """Makes one directory.
 
     Raises:
-        AlreadyExistsError: it is there.
-        NotFoundError: the one above is not.
+        AlreadyExistsError: the directory exists.
+        NotFoundError: the directory above does not exist.
     """
     try:
         os.mkdir(dirname)

@@ -40,7 +40,7 @@ Sizes = tuple[int | None, ...] | None
 
 @public.add()
 class ResizeMethod:
-    """How pixels between pixels are found."""
+    """The ways to find pixels between pixels."""
 
     BILINEAR = 0
     NEAREST_NEIGHBOR = 1
@@ -335,7 +335,7 @@ def pad_to_bounding_box(
     """Places a picture within a larger one that is 0.
 
     Raises:
-        ValueError: it does not fit, where that is known; InvalidArgumentError, in the step, elsewhere.
+        ValueError: the picture does not fit; InvalidArgumentError, in the step, where the size is unknown before.
     """
     return _within(image, offset_height, offset_width, target_height, target_width, True)
 

@@ -41,7 +41,7 @@ class _Session(Protocol):
 
 
 class _Stream:
-    """How far a session has come in a dataset."""
+    """The place of a session in a dataset."""
 
     def __init__(self) -> None:
         self.lock = concurrency.Lock()
@@ -50,14 +50,14 @@ class _Stream:
 
 
 class Iterator(Structured):
-    """Goes over the elements of a dataset: ``get_next`` is another one in each step.
+    """An iterator over the elements of a dataset: ``get_next`` takes the next element in each step.
 
     Sessions of one server share its place; each session without a server has its own.
 
     Args:
         structure: of the nest of an element.
         components: its leaves.
-        dataset: what a one-shot iterator goes over.
+        dataset: the dataset of a one-shot iterator.
     """
 
     def __init__(self, structure: PyTreeDef, components: Sequence[Component], dataset: Source | None = None) -> None:
@@ -86,10 +86,10 @@ class Iterator(Structured):
 
     @property
     def initializer(self) -> rt.Operation:
-        """The operation with which it begins anew.
+        """The operation that begins again.
 
         Raises:
-            ValueError: it has none: it is a one-shot iterator, or ``make_initializer`` makes its operations.
+            ValueError: a one-shot iterator has no initializer, a reinitializable one has ``make_initializer``.
         """
         if self._initializer is None:
             raise ValueError("Iterator does not have an initializer.")
@@ -99,7 +99,7 @@ class Iterator(Structured):
         """Returns an operation with which the iterator begins with the elements of ``dataset``.
 
         Raises:
-            TypeError: they are of another structure, or of other dtypes or shapes.
+            TypeError: the structure, the dtypes or the shapes differ.
         """
         for mine, other in zip(self.components, dataset.components, strict=False):
             if mine.dtype != other.dtype:

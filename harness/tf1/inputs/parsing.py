@@ -51,9 +51,9 @@ class FixedLenFeature:
     """A feature of one known shape.
 
     Attributes:
-        shape: of its values in one example.
+        shape: of the values in one example.
         dtype: tf.string, tf.float32 or tf.int64.
-        default_value: where an example lacks it; one that lacks it is refused without.
+        default_value: for an example without the feature, which is refused where there is no default.
     """
 
     shape: Sizes
@@ -77,8 +77,8 @@ class FixedLenSequenceFeature:
     Attributes:
         shape: of one value.
         dtype: tf.string, tf.float32 or tf.int64.
-        allow_missing: an example, or a sequence, that lacks it has no values.
-        default_value: what fills up the shorter ones of a batch.
+        allow_missing: an example, or a sequence, without the feature has no values.
+        default_value: the filler of the shorter rows of a batch.
     """
 
     shape: Sizes
@@ -284,8 +284,8 @@ def parse_single_sequence_example(
 
     Args:
         serialized: a string.
-        context_features: what holds for all of it.
-        sequence_features: what it holds over time: ``FixedLenSequenceFeature`` or ``VarLenFeature``.
+        context_features: the features of the whole example.
+        sequence_features: the features over time: ``FixedLenSequenceFeature`` or ``VarLenFeature``.
         example_name: not used.
         name: operation name.
 

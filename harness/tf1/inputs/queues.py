@@ -46,7 +46,7 @@ class _Components:
         return made
 
     def dequeue(self, name: str | None = None) -> Any:
-        """Removes one element; waits until there is one. Gives a list where there are several components."""
+        """Removes an element, and waits for the first. Returns a list where there are several components."""
         return _one_or_list(super().dequeue(name))  # type: ignore[misc]
 
     def dequeue_many(self, n: rt.TensorLike, name: str | None = None) -> Any:

@@ -29,7 +29,7 @@ class _Session(Protocol):
 
 
 class _State:
-    """How far a session's reader has come."""
+    """The place of a session's reader in its files."""
 
     def __init__(self) -> None:
         self.lock = concurrency.Lock()
@@ -62,7 +62,7 @@ class ReaderBase:
 
     @property
     def supports_serialize(self) -> bool:
-        """That its state can be saved: no."""
+        """False: the state cannot be saved."""
         return False
 
     def _state(self, session: object) -> _State:
@@ -165,7 +165,7 @@ def lines(path: str, kind: str = "") -> Iterator[bytes]:
 
 
 def fixed_length(path: str, record: int, header: int = 0, footer: int = 0, hop: int = 0, kind: str = "") -> Records:
-    """Records of one size from a file, each with the file and its number; see ``FixedLengthRecordReader``."""
+    """Yields records of one size from a file, with file and number; see ``FixedLengthRecordReader``."""
     with open_file(path, kind) as file:
         data = file.read()
     places = range(header, len(data) - footer - record + 1, hop or record)
@@ -208,7 +208,7 @@ class TextLineReader(ReaderBase):
 
 @public.add()
 class WholeFileReader(ReaderBase):
-    """Reads each file as one record, whose key is its name."""
+    """A reader that takes each file for a record, with the file name as the key."""
 
     def __init__(self, name: str | None = None) -> None:
         def read(path: str) -> Records:

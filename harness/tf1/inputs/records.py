@@ -57,7 +57,7 @@ def _masked(data: bytes) -> bytes:
 
 @public.add()
 class TFRecordCompressionType:
-    """How a file of records is compressed."""
+    """The compressions of a file of records."""
 
     NONE = 0
     ZLIB = 1
@@ -69,10 +69,10 @@ _COMPRESSIONS = {"": "", "NONE": "", "ZLIB": "ZLIB", "GZIP": "GZIP", 0: "", 1: "
 
 @public.add()
 class TFRecordOptions:
-    """How a file of records is written or read.
+    """The options with which a file of records is written or read.
 
     Args:
-        compression_type: a ``TFRecordCompressionType``, or its name.
+        compression_type: a ``TFRecordCompressionType``, or the name of one.
     """
 
     compression_type_map = {0: "", 1: "ZLIB", 2: "GZIP"}
@@ -91,14 +91,14 @@ def compression(options: TFRecordOptions | int | str | None) -> str:
 
 @public.add()
 class TFRecordWriter:
-    """Writes records to a file.
+    """A writer of records to a file.
 
     Args:
-        path: of the file, which is begun anew.
+        path: of the file, which is overwritten.
         options: such as its compression.
 
     Raises:
-        NotFoundError: there is no such directory.
+        NotFoundError: the directory does not exist.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ LOSSES = "losses"
 
 @public.add()
 class Reduction:
-    """How the losses of the examples become one number, or stay what they are."""
+    """The ways in which the losses of the examples become one number, or stay."""
 
     NONE = "none"
     SUM = "weighted_sum"
@@ -43,7 +43,7 @@ class Reduction:
 
     @classmethod
     def validate(cls, key: str) -> None:
-        """Raises ValueError for what is none of them."""
+        """Raises ValueError for any other value."""
         if key not in _REDUCTIONS:
             raise ValueError(f"Invalid ReductionKey {key}: it is none of {', '.join(_REDUCTIONS)}")
 
@@ -154,10 +154,10 @@ def _by_element(
     """Adds the loss that is ``fn`` of each element of labels and predictions, in the predictions' floating point type.
 
     Args:
-        shown: its name.
-        described: what it is.
+        shown: the name of the loss.
+        described: the loss in words.
         fn: a function of two arrays of one shape, and of ``more``.
-        predicted: what the second argument is called.
+        predicted: the name of the second argument.
         more: further arguments, with their defaults.
     """
     defaults = {"weights": 1.0, **more, "scope": None, "loss_collection": LOSSES}

@@ -35,7 +35,7 @@ def _ratio(total: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def _like(weights: jax.Array | float, values: jax.Array) -> jax.Array:
-    """Weights of one number, or with the rank of the values and 1 where they are one for all."""
+    """Returns weights: a number, or an array of the values' rank with 1 for an axis that shares them."""
     each = jnp.asarray(weights, jnp.float32)
     if each.ndim and each.ndim != values.ndim:
         raise rt.InvalidArgumentError(f"weights of shape {each.shape} do not fit values of shape {values.shape}")
@@ -102,7 +102,7 @@ def _metric(
     metrics_collections: Collections,
     updates_collections: Collections,
 ) -> Pair:
-    """Keeps ``counts``, by the names of their variables, and makes a value of them."""
+    """Keeps ``counts`` in variables of these names, and makes a value of the sums."""
     collections = [rt.GraphKeys.LOCAL_VARIABLES, METRIC_VARIABLES]
     variables = [
         Variable(np.zeros(count.shape or (), np.float32), trainable=False, collections=collections, name=name)
@@ -136,7 +136,7 @@ Counted = Callable[[Any, Any, Any], dict[str, rt.Tensor]]
 
 
 def _define(shown: str, described: str, counted: Counted, result: Callable[..., jax.Array]) -> None:
-    """Adds the metric of that name: ``result`` of what is ``counted``, over all batches."""
+    """Adds a metric: ``result`` of the ``counted`` sums over all batches."""
 
     def metric(
         labels: rt.TensorLike,

@@ -250,7 +250,7 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
 
 
 class TopKV2(NamedTuple):
-    """The ``values`` that ``top_k`` found, and their int32 ``indices``; fetched, a pair of arrays under these names."""
+    """The ``values`` of ``top_k`` and their int32 ``indices``; a fetch gives arrays of the same names."""
 
     values: rt.TensorLike
     indices: rt.TensorLike

@@ -29,7 +29,7 @@ Sizes = Any
 
 @public.add()
 class LSTMStateTuple(NamedTuple):
-    """The state of an LSTM: what it remembers, and what it gave."""
+    """The state of an LSTM: the memory c and the output h."""
 
     c: Any
     h: Any
@@ -45,7 +45,7 @@ def _plain(activation: Callable[..., Any]) -> Callable[[Any], Any]:
 
 @public.add()
 class RNNCell:
-    """What a cell is: ``output, state = cell(inputs, state)``; the base of a program's own cells."""
+    """The base of all cells: ``output, state = cell(inputs, state)``; of a program's own cells too."""
 
     @property
     def state_size(self) -> Sizes:
@@ -210,7 +210,7 @@ class BasicLSTMCell(Cell):
 
     @property
     def state_size(self) -> Sizes:
-        """Of c and h; their sum where the state is one tensor."""
+        """The sizes of c and h; their sum where the state is one tensor."""
         return LSTMStateTuple(self._units, self._units) if self._tuple else 2 * self._units
 
     @property
@@ -273,10 +273,10 @@ class LSTMCell(BasicLSTMCell):
 
 @public.add()
 class MultiRNNCell(Cell):
-    """Cells on top of each other; the state is a tuple of theirs.
+    """Cells on top of each other; the state is a tuple of the cells' states.
 
     Raises:
-        ValueError: no cells, ``state_is_tuple=False``, or one that a program defines itself.
+        ValueError: no cells, ``state_is_tuple=False``, or a cell that a program defines.
     """
 
     _scope = "multi_rnn_cell"
@@ -297,7 +297,7 @@ class MultiRNNCell(Cell):
 
     @property
     def output_size(self) -> int:
-        """That of the last cell."""
+        """The size of the last cell's output."""
         return self._cells[-1].output_size
 
     def parameters(self, input_size: int, dtype: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Conditionals and loops, each of which is one operation."""
+"""Conditionals and loops, each a single operation."""

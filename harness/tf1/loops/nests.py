@@ -50,7 +50,7 @@ def tensors(nest: Nest, what: str) -> tuple[list[rt.Tensor], PyTreeDef]:
     """Returns the leaves of a nest as tensors, and its structure. An operation becomes a tensor that waits for it.
 
     Raises:
-        ValueError: there is a None among them.
+        ValueError: a leaf is None.
     """
     leaves, structure = flatten(nest)
     return [tensor(leaf, what) for leaf in leaves], structure
@@ -69,7 +69,7 @@ def tensor(leaf: Nest, what: str) -> rt.Tensor:
 
 
 def callables(**functions: object) -> None:
-    """Raises TypeError for the first that cannot be called, by its name."""
+    """Raises TypeError for the first argument that cannot be called, by name."""
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable.")

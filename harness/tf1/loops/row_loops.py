@@ -19,7 +19,7 @@ public = Public("tf", "Conditionals and loops")
 
 
 def _row(tensor: rt.Tensor, what: str) -> rt.Tensor:
-    """Returns the placeholder that stands for one row."""
+    """Returns the placeholder that stands for a row."""
     if tensor.shape == ():
         raise ValueError(f"{what}: {tensor.name!r} is a scalar, and has no rows")
     return rt.placeholder(tensor.dtype, None if tensor.shape is None else tensor.shape[1:], "row")

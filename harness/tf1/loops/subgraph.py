@@ -223,7 +223,7 @@ def _inner(results: Iterable[rt.Operation], first: int) -> list[rt.Operation]:
 
 
 def _outside(op: rt.Operation, waits: Iterable[rt.Operation], outside: Mapping[rt.Tensor, rt.Tensor]) -> rt.Operation:
-    """Copies an operation behind the replacements of the operations that it waits for."""
+    """Copies an operation behind the replacements of its control inputs."""
     return op.graph.add_operation(
         op.type,
         op.body,

@@ -1,4 +1,4 @@
-"""``tf.TensorArray``: rows that are written one by one, in a loop or outside of one. They are one tensor here."""
+"""``tf.TensorArray``: rows that are written one by one, in a loop or elsewhere, kept as a tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _concat(rows: Array, name: str | None = None) -> Array:
 
 
 class _Rows(Unwritten):
-    """What all versions of one array have in common: its data type, its size, and the shape of a row."""
+    """The properties that all versions of an array share: the data type, the size, the shape of a row."""
 
     def __init__(self, dtype: DTypeLike, size: rt.TensorLike, shape: ShapeLike | None) -> None:
         self.dtype, self.size = as_dtype(dtype).dtype, size
@@ -109,12 +109,12 @@ class TensorArray:
 
     @property
     def dtype(self) -> rt.lowlevel.DType:
-        """Of the rows."""
+        """The dtype of the rows."""
         return self._of.dtype
 
     @property
     def element_shape(self) -> TensorShape:
-        """Of a row, as far as it is known."""
+        """The shape of a row, as far as it is known."""
         return self._of.shape
 
     @property

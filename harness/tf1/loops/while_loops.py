@@ -196,7 +196,7 @@ class _Loop:
     def _find_counters(self) -> Deferred | None:
         """Finds the values that determine the number of turns before the step; None where others take part.
 
-        They are those of the loop variables at first, and of captured tensors. ``_wanted`` says which.
+        The values are those of loop variables at first, and of captured tensors. ``_wanted`` chooses.
         """
         counters, captured = self._test.depends_on(self._test.results, takes_shapes_only)
         while True:

@@ -1,1 +1,1 @@
-"""Names that need no graph, and what is said of those that are not there."""
+"""The table of TensorFlow's names, names that need no graph, and advice for missing names."""

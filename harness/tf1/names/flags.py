@@ -35,7 +35,7 @@ def _is_absls(flag_name: str) -> bool:
 
 
 class FlagValues:
-    """The flags of the program. Reading one parses the command line; flags that nobody defined are left alone."""
+    """The flags of the program. The first read parses the command line; undefined flags are left alone."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__flags":  # how programs listed them before there was another way
@@ -76,10 +76,10 @@ FLAGS = FlagValues()
 
 
 def _free(flag_name: str) -> None:
-    """Makes room for a flag of the program that absl has for itself: ``log_dir``, most of all.
+    """Makes room for a flag of the program that absl defines too: ``log_dir``, most of all.
 
-    TensorFlow 1.0 knew nothing of absl, so any name was the program's. absl's logging works on; where it looks for its
-    own flag it finds the program's.
+    TensorFlow 1.0 knew nothing of absl, so any name was the program's. absl's logging works on, and finds the program's
+    flag.
     """
     if flag_name in absl_flags.FLAGS and _is_absls(flag_name):
         delattr(absl_flags.FLAGS, flag_name)
@@ -96,7 +96,7 @@ def _definer(shown: str, kind: str, define: Callable[..., Any]) -> Callable[...,
 
 
 class _IntegerParser(absl_flags.IntegerParser):
-    """Takes the infinite number of ``np.inf`` too, which programs give as a default that no number reaches."""
+    """A parser that takes ``np.inf`` too, the default of programs for a number without a limit."""
 
     def parse(self, argument: Any) -> Any:
         return argument if argument == float("inf") else super().parse(argument)

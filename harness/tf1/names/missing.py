@@ -1,4 +1,4 @@
-"""What is not in ``harness.tf1``, and what to use instead: an unknown name fails with that."""
+"""Names that are not in ``harness.tf1``, with the advice that the error of each gives."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def add_names(namespace: str, names: Mapping[str, Any], heading: str = "") -> No
 
 
 def look_up(namespace: str, name: str) -> Any:
-    """Returns what the table has for a name. Raises KeyError if there is no such row."""
+    """Returns the value of a name in the table. Raises KeyError for a name without a row."""
     found = TABLE[namespace][name]
     if isinstance(found, Later):
         found = TABLE[namespace][name] = pkgutil.resolve_name(found.path)

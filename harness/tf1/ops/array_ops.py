@@ -185,7 +185,7 @@ def range(
     dtype: DTypeLike | None = None,
     name: str = "range",
 ) -> rt.Tensor:  # noqa: A001
-    """Calls ``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, without it."""
+    """Calls ``jax.numpy.arange``: from ``start`` (0 when only one bound is given) up to ``limit``, excluded."""
     first, last = (0, start) if limit is None else (start, limit)
     wanted = as_dtype(_widest(first, last, delta) if dtype is None else dtype).dtype
     return _range_op(first, last, delta, wanted, name)
@@ -233,7 +233,7 @@ def own_dtype(value: rt.TensorLike) -> rt.lowlevel.DType:
 
 @public.op("Diag")
 def diag(diagonal: Array, name: str | None = None) -> Array:
-    """Returns a tensor with ``diagonal`` on its diagonal, and twice its rank."""
+    """Returns a tensor of twice the rank with ``diagonal`` on the diagonal."""
     flat = jnp.ravel(diagonal)
     return jnp.diag(flat).reshape(jnp.shape(diagonal) * 2)
 

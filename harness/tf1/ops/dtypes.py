@@ -45,27 +45,27 @@ class DType:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it is a real floating point type."""
+        """True for a real floating point type."""
         return bool(jnp.issubdtype(self.dtype, np.floating))
 
     @property
     def is_complex(self) -> bool:
-        """Whether it is a complex type."""
+        """True for a complex type."""
         return self.dtype.kind == "c"
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer type (bool is none)."""
+        """True for an integer type (bool is none)."""
         return self.dtype.kind in "iu"
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether it is an unsigned integer type."""
+        """True for an unsigned integer type."""
         return self.dtype.kind == "u"
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is bool."""
+        """True for bool."""
         return self.dtype.kind == "b"
 
     @property

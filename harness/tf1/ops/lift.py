@@ -106,7 +106,7 @@ def _stack(items: Any) -> Any:
 
 
 class Lift(Protocol):
-    """Makes of a function of arrays one of tensors: as many as it gave arrays."""
+    """A decorator that turns a function of arrays into a function of tensors, with as many results."""
 
     @overload
     def __call__(self, fn: Callable[..., jax.Array]) -> Callable[..., rt.Tensor]: ...
@@ -169,8 +169,8 @@ def make(kind: str, fn: Function, signature: inspect.Signature, doc: str | None 
     Args:
         kind: TensorFlow's type of the operation.
         fn: the function of arrays.
-        signature: its arguments, whose annotations say what they take.
-        doc: its docstring, if not that of ``fn``.
+        signature: the arguments, whose annotations say how each is converted.
+        doc: the docstring, by default that of ``fn``.
         takes: kinds of dtypes, as in ``"int float"``: all ``Array`` arguments have one dtype of these, literals that of
             the tensor beside them, and what has another is a ``TypeError``, as in TensorFlow. "" for any mixture.
     """
@@ -216,7 +216,7 @@ def _other(kind: str, value: object) -> Any:
 
 
 class WrongType(TypeError):
-    """What a lifted function raises for a dtype that it does not take; any other error of it is a ValueError."""
+    """The error of a lifted function for a dtype that is not taken; every other error is a ValueError."""
 
 
 FLAT = frozenset({"Ceil", "Floor", "Rint", "Round", "floordiv", "ones_like", "zeros_like"})
@@ -365,5 +365,5 @@ def _become(value: rt.TensorLike, dtype: rt.lowlevel.DType) -> rt.TensorLike:
 
 
 def holds_tensors(value: object) -> bool:
-    """Returns True if it is a list, nested or not, with a tensor in it."""
+    """Returns True for a list, nested or not, with a tensor inside."""
     return isinstance(value, list | tuple) and any(is_tensor(v) for v in _flat(value))

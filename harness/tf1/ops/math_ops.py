@@ -50,12 +50,12 @@ def _is_nan(x: Array) -> Array | bool:
 
 
 def maximum(x: Array, y: Array) -> Array:
-    """Returns the larger one; of two equal ones ``x``, which gets the whole derivative."""
+    """Returns the larger value; of two equal values ``x``, to which the whole derivative goes."""
     return jnp.where(jnp.greater_equal(x, y) | _is_nan(x), x, y)
 
 
 def minimum(x: Array, y: Array) -> Array:
-    """Returns the smaller one; of two equal ones ``x``, which gets the whole derivative."""
+    """Returns the smaller value; of two equal values ``x``, to which the whole derivative goes."""
     return jnp.where(jnp.less_equal(x, y) | _is_nan(x), x, y)
 
 
@@ -309,7 +309,7 @@ def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
 
 @public.add("cast")
 def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Tensor:
-    """Converts ``x`` to ``dtype``, fractions cut off; returns ``x`` itself when it has that dtype."""
+    """Converts ``x`` to ``dtype``, fractions cut off; returns ``x`` where the dtypes are equal."""
     value = operand(x)
     if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
         return rt.as_tensor(value)
@@ -318,7 +318,7 @@ def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Ten
 
 @public.op("saturate_cast", "saturate_cast")
 def _saturate_cast(value: Array, dtype: Type, name: str | None = None) -> Array:
-    """Converts ``value`` to ``dtype``, limited to what that can hold."""
+    """Converts ``value`` to ``dtype``, limited to the range of ``dtype``."""
     own, wanted = (_limits(d) for d in (jnp.result_type(value), dtype))
     lowest, highest = max(own[0], wanted[0]), min(own[1], wanted[1])
     if jnp.issubdtype(jnp.result_type(value), np.floating):

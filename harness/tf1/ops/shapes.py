@@ -187,7 +187,7 @@ def get_shape(tensor: Any) -> TensorShape:
 
 
 def set_shape(tensor: Any, shape: Any) -> None:
-    """Tells more of a tensor's static shape. Raises ValueError when it contradicts what is known."""
+    """Merges ``shape`` into a tensor's static shape. Raises ValueError for a contradiction."""
     merged = TensorShape(tensor.shape).merge_with(shape)
     if not isinstance(tensor, rt.Variable):
         tensor.shape = None if merged.dims is None else tuple(merged.as_list())

@@ -1,4 +1,4 @@
-"""Sparse tensors, as far as input pipelines make them: three tensors that stand for one, and what makes it dense."""
+"""Sparse tensors, as far as input pipelines make them: three tensors each, and the way to a dense tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ public = Public("tf", "Examples, text and sparse tensors")
 
 @public.add()
 class SparseTensorValue(NamedTuple):
-    """What fetching a sparse tensor gives.
+    """The value of a sparse tensor that was fetched.
 
     Attributes:
         indices: int64[n, rank].
@@ -52,7 +52,7 @@ class SparseTensor:
 
     @property
     def dtype(self) -> rt.lowlevel.DType:
-        """Of its values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     @property
@@ -62,7 +62,7 @@ class SparseTensor:
 
     @property
     def op(self) -> rt.Operation:
-        """What makes its values."""
+        """The operation that makes the values."""
         return self.values.op
 
     @property

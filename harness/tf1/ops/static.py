@@ -51,7 +51,7 @@ class Deferred:
 
     @property
     def found_on_host(self) -> bool:
-        """Whether it depends on values, not shapes, that are on the client's host."""
+        """True if the value depends on values, not shapes, of the client's host."""
         return any(_on_host(tensor) for tensor in _tensors(self.structure))
 
     def value(self, arrays: Sequence[Any]) -> Any:

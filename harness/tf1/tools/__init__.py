@@ -1,1 +1,1 @@
-"""The command lines, and modules that answer for others of TensorFlow's."""
+"""The command lines, and modules that stand for further modules of TensorFlow."""

@@ -1,4 +1,4 @@
-"""Which names of TensorFlow's programs use, and which of them are here: ``python -m harness.tf1 --check FILES...``.
+"""The names of TensorFlow that programs use, missing or here: ``python -m harness.tf1 --check FILES...``.
 
 Nothing of a program is run. Its source is read, imports and aliases (``flags = tf.app.flags``) are followed, and every
 name is looked up as ``python -m harness.tf1 program.py`` looks it up. What comes after a name is not seen: arguments,
@@ -21,7 +21,7 @@ from harness.tf1.tools import modules
 
 
 class Known(NamedTuple):
-    """What a name of a program stands for."""
+    """The meaning of a name in a program."""
 
     name: str
     """In full, such as "tensorflow.contrib.slim"."""
@@ -48,12 +48,12 @@ class Use:
 
 @dataclass(frozen=True)
 class Program:
-    """What is known of one file.
+    """The names of TensorFlow in one file.
 
     Attributes:
         path: of the file.
         uses: in the order of the lines.
-        python2: whether it is Python 2, which ``2to3`` converts.
+        python2: True for Python 2, which ``2to3`` converts.
         unread: why the file cannot be read; empty when it was.
     """
 
@@ -93,8 +93,8 @@ def parse(source: bytes) -> tuple[ast.Module, bool]:
     """Parses a program; returns the tree, and True for Python 2.
 
     Raises:
-        SyntaxError: it is neither, or it is Python 2 and this Python has no ``lib2to3`` (from 3.13 on).
-        ValueError: it holds a zero byte.
+        SyntaxError: of both versions, or the file is Python 2 and ``lib2to3`` is missing (from Python 3.13 on).
+        ValueError: the file holds a zero byte.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes such as "\d" in the program, and of lib2to3's age
@@ -259,7 +259,7 @@ def _of(missing: Collection[object], names: Collection[str]) -> str:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Prints the report of files and directories; gives 0 when all that they use is here, else 1."""
+    """Prints the report of files and directories; returns 1 where a name is missing, else 0."""
     programs = [check(path) for path in files(paths)]
     for line in report(programs):
         print(line)

@@ -1,6 +1,6 @@
 """The MNIST reader of TensorFlow's tutorials: ``tensorflow.examples.tutorials.mnist.input_data``.
 
-It reads the four IDX files and downloads nothing; ``read_data_sets`` says where it looks for them.
+The reader downloads nothing; ``read_data_sets`` says where the four IDX files are looked for.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class DataSet:
 
     @property
     def num_examples(self) -> int:
-        """How many there are."""
+        """The number of examples."""
         return len(self._order)
 
     @property
     def epochs_completed(self) -> int:
-        """How often all of them were given out."""
+        """The number of complete passes."""
         return self._epochs_completed
 
     def next_batch(
@@ -116,7 +116,7 @@ class DataSet:
 
 
 class Datasets(NamedTuple):
-    """What ``read_data_sets`` gives."""
+    """The data sets that ``read_data_sets`` returns."""
 
     train: DataSet
     validation: DataSet

@@ -1,4 +1,4 @@
-"""The tutorials' model of MNIST, which programs import: two hidden layers, by the names that it had there."""
+"""The tutorials' model of MNIST, which programs import: two hidden layers, by the tutorials' names."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ class Module(types.ModuleType):
         return sorted({name for module in _answering(self.__name__) for name in _names(module)})
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Fails: an import took this for a function that is not here."""
+        """Raises AttributeError: a program imported this module for a function that is not here."""
         raise not_here(self.__name__)
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
-        """Fails: an import took this for a class that is not here."""
+        """Raises AttributeError: a program imported this module for a class that is not here."""
         raise not_here(self.__name__)
 
 

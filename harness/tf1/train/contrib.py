@@ -1,4 +1,4 @@
-"""``tf.contrib``: those of its names that have a counterpart here, by module."""
+"""``tf.contrib``: the names that have a counterpart here, by module."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class _Minimize:
 
 
 class _Optimizer(_Minimize, optimizer.Optimizer):  # type: ignore[misc]
-    """What all of TensorFlow's optimizers have: the arguments of ``minimize`` and the old names of the slots."""
+    """The base of TensorFlow's optimizers: the arguments of ``minimize`` and the old names of the slots."""
 
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
     _slot_names: Mapping[str, str] = {}
@@ -450,6 +450,6 @@ class _Hook(SessionRunHook):
         self._sync.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: rt.Session, coord: Coordinator) -> None:
-        """Starts the chief's runner; one that runs already is left alone."""
+        """Starts the chief's runner, unless the runner is running."""
         if self._is_chief:
             self._sync.get_chief_queue_runner().create_threads(session, coord, daemon=True, start=True)

@@ -1,4 +1,4 @@
-"""``tensorflow.python.pywrap_tensorflow``: of TensorFlow's own C++ classes those that programs use."""
+"""``tensorflow.python.pywrap_tensorflow``: the C++ classes of TensorFlow that programs use."""
 
 from __future__ import annotations
 

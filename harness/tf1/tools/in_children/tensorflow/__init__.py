@@ -1,4 +1,4 @@
-"""What ``import tensorflow`` finds in the processes that a program starts: ``harness.tf1`` in its place.
+"""The module that ``import tensorflow`` finds in the processes of a program: ``harness.tf1``.
 
 ``python -m harness.tf1`` puts the directory above on ``PYTHONPATH``. TensorBoard, which uses TensorFlow where there
 is one, is told that there is none.
