@@ -120,6 +120,7 @@ _tops: weakref.WeakKeyDictionary[rt.Graph, VariableScope] = weakref.WeakKeyDicti
 def get_variable_scope() -> VariableScope:
     """Returns the open variable scope; at the top the one without a name."""
     graph = rt.get_default_graph()
+    # Scopes of other graphs may be open around this one.
     for of, scope in reversed(_threads.scopes):
         if of is graph:
             return scope
@@ -172,12 +173,14 @@ def variable_scope(
     """
     if name_or_scope is None and default_name is None:
         raise ValueError("variable_scope: give a name or a default_name")
+    # TensorFlow's rule: a scope with a made-up name never reuses, since the name is new.
     if name_or_scope is None and reuse:
         raise ValueError("reuse=True cannot be used without a name_or_scope")
     _no_partitioner(partitioner)
     outer = get_variable_scope()
     again = isinstance(name_or_scope, VariableScope)
     if again:
+        # A scope object goes back to its own variables, under a new name scope of the last part of the name.
         base, name, shown = name_or_scope, name_or_scope.name, name_or_scope.name.rsplit("/", 1)[-1]
     else:
         prefix = f"{outer.name}/" if outer.name else ""
@@ -297,6 +300,7 @@ def get_variable(
         collections=collections,
     )
     full = f"{scope.name}/{name}" if scope.name else name
+    # TensorFlow gives a custom getter the full name, and takes the name that the getter passes on as it is.
     if getter is not None:
         return getter(lambda name, **kw: _get(scope, name, **(options | kw)), full, **options)
     return _get(scope, full, **options)
@@ -339,6 +343,7 @@ def _get(
     variables[full] = made
     chosen = scope.regularizer if regularizer is None else regularizer
     if chosen is not None:
+        # The slash at the end re-enters exactly this name scope, as TensorFlow does.
         with rt.name_scope(f"{full}/Regularizer/"):
             loss = chosen(made)
         if loss is not None:
@@ -367,6 +372,7 @@ def _make(
     if initializer is None:
         if not (np.issubdtype(dtype, np.floating) or dtype.kind in "iub" or dtype.name == "bfloat16"):
             raise ValueError(f"variable {full} of dtype {dtype} needs an initializer")
+        # TensorFlow 1.1 and later: Glorot's initializer for floating point, zeros for integers and bools.
         floating = dtype.kind == "f" or dtype.name == "bfloat16"
         initializer = glorot_uniform_initializer() if floating else zeros_initializer()
     value: Any = initializer
@@ -381,6 +387,7 @@ def _make(
         value = lambda: make(sizes, dtype=dtype)  # noqa: E731 - called where the variable lives
     elif sizes is not None and not is_tensor(value):
         raise ValueError(f"variable {full}: give an initial value or a shape, not both")
+    # The name of a variable has the variable scope and no name scope in front.
     with rt.name_scope(None):
         return Variable(
             value, trainable=trainable, collections=collections, name=full, dtype=None if is_tensor(value) else dtype

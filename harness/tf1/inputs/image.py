@@ -180,6 +180,7 @@ def _made(
         kind: its type.
     """
     shape = inputs[0].shape
+    # XLA would compile the step again for each size of a picture in a file.
     if shape is not None and None not in shape[-3:]:
         body = functools.partial(function, jnp)
         body.__name__ = kind  # type: ignore[attr-defined]
@@ -207,6 +208,7 @@ def _weights(size: int, new: int, method: int, align_corners: bool) -> Array:
     out = np.zeros((new, size), np.float32)
     rows = np.arange(new)
     if method == ResizeMethod.NEAREST_NEIGHBOR:
+        # TensorFlow 1 rounds to the nearest pixel with aligned corners only.
         found = np.floor(places + 0.5) if align_corners else np.floor(places)
         out[rows, np.minimum(found.astype(int), size - 1)] = 1
         return out
@@ -229,6 +231,7 @@ def _resize(xp: Xp, picture: Pixels, height: int, width: int, method: int, align
     columns = _weights(picture.shape[-2], width, method, align_corners)
     if method == ResizeMethod.NEAREST_NEIGHBOR:
         return xp.take(xp.take(picture, rows.argmax(1), axis=-3), columns.argmax(1), axis=-2)
+    # Rows and columns are resized one after the other: the weights of a pixel are a product.
     across = xp.einsum("xw,...hwc->...hxc", columns, picture.astype(np.float32))
     return xp.einsum("yh,...hxc->...yxc", rows, across)
 
@@ -270,6 +273,7 @@ def resize_images(
             f"resize_images: 'size' must be a 1-D Tensor of 2 elements: new_height, new_width, not {size!r}"
         )
     picture = _picture(images)
+    # TensorFlow gives the picture itself where the size stays, also of whole numbers.
     if picture.shape is not None and list(picture.shape[-3:-1]) == wanted:
         return picture
     return _resize_op(picture, wanted, _METHODS.get(method, method), align_corners, name, "resize")

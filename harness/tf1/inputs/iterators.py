@@ -145,6 +145,7 @@ class Iterator(Structured):
 
     def _stream(self, session: _Session) -> _Stream:
         with self._lock:
+            # Sessions of one server share variables in TensorFlow, and iterators are resources like these.
             if session.target:
                 return self._shared.setdefault(session.target, _Stream())
             return self._streams.setdefault(session, _Stream())
@@ -152,6 +153,7 @@ class Iterator(Structured):
     def _take(self, session: _Session, _: Sequence[Array]) -> Element:
         stream = self._stream(session)
         with stream.lock:
+            # Elements that need parts of the graph are computed by the session that asks for them now.
             stream.place.session = session
             if stream.elements is None:
                 if self._one_shot is None:
@@ -159,6 +161,7 @@ class Iterator(Structured):
                         "GetNext() failed because the iterator has not been initialized. Ensure that you have run the "
                         "initializer operation for this iterator before getting the next element."
                     )
+                # The tensors of the dataset are read once, when the first element is asked for.
                 tensors = self._one_shot.tensors
                 known = as_arrays(tensors, session.run(list(tensors))) if tensors else []
                 opening = Opening(stream.place, dict(zip(tensors, known, strict=True)))

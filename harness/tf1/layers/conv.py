@@ -45,6 +45,7 @@ def _same_or_valid(padding: str) -> None:
 def _fits(images: Array, window: Sequence[int], padding: str) -> None:
     """Raises ValueError when a window of ``[height, width]`` has no place: the result would be empty."""
     _same_or_valid(padding)
+    # A size of 0 says nothing: an empty batch may pass.
     sizes = [s for s in jnp.shape(images) if s]
     if padding == "VALID" and len(sizes) == 4 and any(w > max(sizes[1:]) for w in window):
         raise ValueError(f"a window of {list(window)} is larger than the images, {jnp.shape(images)}")
@@ -107,6 +108,7 @@ def _depthwise(
     kernel = jnp.asarray(kernel)
     height, width, channels, multiplier = kernel.shape
     dilations = None if rate is None else [1, 1, *rate] if _channels_first(data_format) else [1, *rate, 1]
+    # XLA knows a depthwise convolution as a grouped one with a single input channel in each group.
     flat = kernel.reshape(height, width, 1, channels * multiplier)
     return _convolve(images, flat, strides, padding, data_format, dilations, channels)
 
@@ -152,6 +154,7 @@ def conv2d_transpose(
         if not rt.lowlevel.sizes_are_guesses():
             raise rt.InvalidArgumentError(f"output_shape is for {output_shape[0]} images, value has {value.shape[0]}")
         return jnp.zeros(tuple(output_shape), value.dtype)  # of an unknown batch: it is to be this one
+    # TensorFlow defines the operation as the derivative of conv2d by its input, which is the transpose of a linear map.
     forward = jax.linear_transpose(
         lambda images: _convolve(images, filter, strides, padding, data_format),
         jax.ShapeDtypeStruct((value.shape[0], *output_shape[1:]), value.dtype),
@@ -187,6 +190,7 @@ def max_pool(
     """Calls ``jax.lax.reduce_window`` with the maximum."""
     value = jnp.asarray(value)
     floating = jnp.issubdtype(value.dtype, np.floating)
+    # The padding must never win: integers have no infinity.
     start = -np.inf if floating else int(np.iinfo(value.dtype).min)
     return _pool(value, ksize, strides, padding, data_format, start, jax.lax.max)
 
@@ -203,6 +207,7 @@ def avg_pool(
     """Computes the mean of each window; the padding of "SAME" does not count."""
     value = jnp.asarray(value)
     total = _pool(value, ksize, strides, padding, data_format, 0.0, jax.lax.add)
+    # TensorFlow divides by the number of pixels inside the image, so padded places are counted out.
     return total / _pool(jnp.ones_like(value), ksize, strides, padding, data_format, 0.0, jax.lax.add)
 
 

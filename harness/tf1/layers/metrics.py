@@ -89,6 +89,7 @@ def _area(curve: str, tp: jax.Array, fn: jax.Array, tn: jax.Array, fp: jax.Array
     """Computes the area under a curve of points, by trapezoids."""
     small = 1e-6  # instead of a division by zero, as TensorFlow has it
     recall = (tp + small) / (tp + fn + small)
+    # Thresholds rise, so both rates fall: x[:-1] - x[1:] is positive.
     x, y = (fp / (fp + tn + small), recall) if curve == "ROC" else (recall, (tp + small) / (tp + fp + small))
     return jnp.sum((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2)
 
@@ -103,12 +104,14 @@ def _metric(
     updates_collections: Collections,
 ) -> Pair:
     """Keeps ``counts`` in variables of these names, and makes a value of the sums."""
+    # TensorFlow counts in local variables: each session by itself, and no checkpoint has them.
     collections = [rt.GraphKeys.LOCAL_VARIABLES, METRIC_VARIABLES]
     variables = [
         Variable(np.zeros(count.shape or (), np.float32), trainable=False, collections=collections, name=name)
         for name, count in counts.items()
     ]
     value: rt.Tensor = rt.call(result, *variables, name="value")
+    # Updates are atomic on the variable's task, so several workers may count into one metric.
     added = [assign_add(variable, count) for variable, count in zip(variables, counts.values(), strict=True)]
     update: rt.Tensor = rt.call(result, *added, name="update_op")
     for tensor, wanted in ((value, metrics_collections), (update, updates_collections)):
@@ -220,6 +223,7 @@ def auc(
         raise ValueError(f"auc: the curve is ROC or PR, not {curve!r}")
     if summation_method != "trapezoidal":
         raise ValueError(f"auc: the summation method is trapezoidal, not {summation_method!r}")
+    # TensorFlow's thresholds: the outer two lie beyond 0 and 1, so that all points of the curve are there.
     between = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
     with variable_scope(name, "auc"):
         counts = _counts(*_same_rank(labels, predictions), weights, [-1e-7, *between, 1 + 1e-7])

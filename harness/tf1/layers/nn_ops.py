@@ -148,6 +148,7 @@ def _sparse_xent(labels: Array, logits: Array, name: str | None = None) -> Array
     if not jnp.issubdtype(jnp.result_type(logits), np.floating):
         raise WrongType(f"the logits must be floating point numbers, not {jnp.result_type(logits)}")
     classes = jnp.shape(logits)[-1]
+    # A compiled step cannot raise: TensorFlow's GPU kernel gives NaN for a label that is no class.
     valid = (whole >= 0) & (whole < classes)
     own = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.where(valid, whole, 0)[..., None], -1)[..., 0]
     return own * jnp.where(valid, -1.0, np.nan).astype(own.dtype)
@@ -186,6 +187,7 @@ def softmax_cross_entropy_with_logits(
     labels, logits = _labels_and_logits(args, labels, logits, "softmax_cross_entropy_with_logits")
     label = name or "softmax_cross_entropy_with_logits_sg"
     if is_tensor(labels):
+        # The first version of the function gives labels no gradient; the v2 does.
         labels = stop_gradient(labels, f"{label}/labels_stop_gradient")
     return _softmax_xent(labels, logits, dim, label)
 
@@ -206,6 +208,7 @@ def softmax_cross_entropy_with_logits_v2(
 @op("logistic_loss", takes="float")
 def _sigmoid_xent(labels: Array, logits: Array, name: str | None = None) -> Array:
     positive = jnp.greater_equal(logits, 0)
+    # TensorFlow's formula, which neither overflows nor has another derivative at 0.
     relu, minus_abs = jnp.where(positive, logits, 0), jnp.where(positive, jnp.negative(logits), logits)
     return relu - logits * labels + jnp.log1p(jnp.exp(minus_abs))
 
@@ -245,6 +248,7 @@ def in_top_k(predictions: Array, targets: Array, k: Static, name: str | None = N
         raise ValueError(f"{jnp.shape(predictions)[0]} targets go with these predictions, not {wanted.shape}")
     valid = (wanted >= 0) & (wanted < jnp.shape(predictions)[1])
     own = jnp.take_along_axis(predictions, jnp.where(valid, wanted, 0)[:, None], 1)
+    # Only strictly larger predictions push the target out, so a tie at place k counts as in.
     found: Array = valid & jnp.all(jnp.isfinite(predictions), 1) & (jnp.sum(predictions > own, 1) < k)
     return found
 
@@ -298,6 +302,7 @@ def dropout(
     if isinstance(keep, int | float):
         if not 0 < keep <= 1:
             raise ValueError(f"dropout: keep_prob must be in (0, 1], not {keep}")
+        # TensorFlow gives the tensor itself, and adds no operation.
         if keep == 1:
             return rt.as_tensor(x)
     key = rt.random_key(seed, f"{name or 'dropout'}/key")
@@ -335,6 +340,7 @@ def batch_normalization(
     name: str | None = None,
 ) -> Array:
     """Computes ``(x - mean) / sqrt(variance + variance_epsilon) * scale + offset``."""
+    # TensorFlow's order of operations: the last bits are the same.
     factor = jax.lax.rsqrt(jnp.asarray(variance) + variance_epsilon)
     factor = factor if scale is None else factor * scale
     return x * factor + ((0 if offset is None else offset) - mean * factor)
@@ -370,6 +376,7 @@ def local_response_normalization(
     name: str | None = None,
 ) -> Array:
     """Divides by a power of the sum of squares of the neighbouring channels."""
+    # A window over the channels; the padding adds zeros, as TensorFlow cuts the sum off at the first and last channel.
     window = (1, 1, 1, 2 * depth_radius + 1)
     squares = jax.lax.reduce_window(jnp.square(input), 0.0, jax.lax.add, window, (1, 1, 1, 1), "SAME")
     divisor: Array = (bias + alpha * squares) ** beta
@@ -394,6 +401,7 @@ def _joined(tables: Arrays, by_rows: bool) -> Array:
     if by_rows:
         return jnp.concatenate(tables)
     rows = max(t.shape[0] for t in tables)
+    # Parts may differ by one row. The padding of the shorter ones lies behind the last row of the table.
     padded = [jnp.pad(t, [(0, rows - t.shape[0]), *[(0, 0)] * (t.ndim - 1)]) for t in tables]
     return jnp.stack(padded, 1).reshape((-1, *tables[0].shape[1:]))
 

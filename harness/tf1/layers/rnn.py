@@ -45,6 +45,7 @@ def _loop(
             output, after = cell.compute(parameters, x, before, time)
             if lengths is None:
                 return after, output
+            # Behind the end of a sequence TensorFlow gives zeros and keeps the last state.
             going = (time < lengths)[:, None]
             kept = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, before)
             return kept, jnp.where(going, output, 0)
@@ -63,6 +64,7 @@ def _reversed(steps: jax.Array, lengths: jax.Array | None) -> jax.Array:
     if lengths is None:
         return steps[::-1]
     time = jnp.arange(steps.shape[0])[:, None]
+    # As tf.reverse_sequence: only the part before the end is turned round.
     places = jnp.where(time < lengths, lengths - 1 - time, time)
     return jnp.take_along_axis(steps, places[..., None], 0)
 
@@ -115,6 +117,8 @@ def dynamic_rnn(
     x = rt.as_tensor(inputs)
     with variable_scope(scope or "rnn"):
         state = _begin(cell, initial_state, dtype, _batch_size(x, 1 if time_major else 0))
+        # A cell of this package computes on arrays, so the loop is a single scan. A program's own cell makes operations
+        # step by step.
         if isinstance(cell, Cell):
             parameters = cell.scoped_parameters(size_of_inputs(x), x.dtype)
             return _loop(cell, parameters, x, state, sequence_length, time_major)
@@ -132,6 +136,7 @@ def _unrolled(cell: Any, inputs: Sequence[Any], state: State) -> tuple[list[Any]
     outputs = []
     for number, x in enumerate(inputs):
         if number:
+            # All steps share the variables that the first one makes.
             scopes.get_variable_scope().reuse_variables()
         output, state = cell(x, state)
         outputs.append(output)

@@ -57,6 +57,7 @@ def _over_rows(
     from_row = carries and carried is None
     with rt.Graph.of(*rows).as_default(), rt.name_scope(name or what.removeprefix("tf.")) as scope:
         begin, shape = ([], structure) if carried is None else tensors(carried, f"{what}: initializer")
+        # The function runs once, on placeholders for a row and for the carried values.
         stands = [_row(t, what) for t in rows]
         before = [rt.placeholder(t.dtype, t.shape, "carried") for t in (stands if from_row else begin)]
         carry = [unflatten(shape, before)] if carries else []
@@ -65,6 +66,8 @@ def _over_rows(
         _check_row(what, before, shape, results, made, gives, rows)
 
         def run(begin: Arrays, rows: Arrays, captured: Arrays) -> Arrays:
+            # TensorFlow starts from the first row where there is no initializer, and gives that row as the first
+            # result.
             if from_row:
                 begin, rows = [r[-1 if reverse else 0] for r in rows], [r[:-1] if reverse else r[1:] for r in rows]
 
@@ -72,6 +75,7 @@ def _over_rows(
                 out = list(part([*now, *row[1]], part.with_step(captured, row[0])))
                 return out if carries else [], [] if last else out
 
+            # The number of the row is mixed into random keys: TensorFlow draws other numbers for each row.
             turns = jnp.arange(rows[0].shape[0], dtype=np.int32)
             end, every = jax.lax.scan(step, list(begin), (turns, list(rows)), reverse=reverse)
             if last or not from_row:

@@ -129,6 +129,7 @@ class Subgraph:
         """Returns ``captured`` for one turn of a loop, with other random numbers for each turn of a step."""
         mixed = []
         for tensor, array in zip(self.captured, captured, strict=True):
+            # The last two words of a step id are the key from which random operations draw.
             if isinstance(tensor.op.body, kinds.StepId):
                 key = jax.random.wrap_key_data(jnp.asarray(array)[2:], impl="threefry2x32")
                 array = jnp.concatenate([array[:2], jax.random.key_data(jax.random.fold_in(key, turn))])
@@ -144,6 +145,7 @@ def _evaluated(op: rt.Operation, arrays: Sequence[AnyArray]) -> Sequence[AnyArra
     if isinstance(op.body, kinds.Constant):
         return [op.body.value]
     assert isinstance(op.body, kinds.Pure)
+    # Each operation keeps the mode of its own program: a float64 one would lose half its digits here otherwise.
     with jax.enable_x64(_is_wide(op)):
         return op.body.fn(*arrays)
 
@@ -177,6 +179,7 @@ def subgraph(
     before: dict[rt.Operation, dict[rt.Operation, None]] = {}
     varies: set[rt.Operation] = {t.op for t in arguments}
     computed: list[rt.Operation] = []
+    # Operations come in the order in which they were made, so inputs have their replacements before they are needed.
     for op in _inner([t.op for t in results], first):
         waits = before[op] = dict[rt.Operation, None]()
         for other in op.control_inputs:
@@ -185,6 +188,7 @@ def subgraph(
             waits.update(before.get(tensor.op, {}))
         if any(t.op in varies for t in op.inputs):
             varies.add(op)
+        # Placeholders of the arguments and no-ops compute nothing.
         if op in varies and not op.inputs or isinstance(op.body, kinds.Nothing):
             continue
         if (
@@ -193,6 +197,7 @@ def subgraph(
             and op.body.value.nbytes <= kinds.EMBED_BYTES
         ):
             computed.append(op)
+        # An effect cannot be inside a compiled program: a conditional copy of it runs outside.
         elif isinstance(op.body, kinds.Update) or isinstance(op.body, kinds.Host) and op.body.stateful:
             inputs = Subgraph(op.inputs, (), computed, outside, waits)
             made = _conditional(op, inputs, what, condition)

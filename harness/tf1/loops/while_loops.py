@@ -74,6 +74,8 @@ def while_loop(
     with rt.Graph.of(*leaves).as_default(), rt.name_scope(name or "while") as scope:
         known = [None if isinstance(leaf, Unwritten) else tensor(leaf, "tf.while_loop: loop_vars") for leaf in leaves]
         _check_invariants(known, shape_invariants)
+        # The functions of the program run once, on placeholders. The operations that they make from the first
+        # placeholder on are the loop's.
         stands = [_stands_for(leaf, t) for leaf, t in zip(leaves, known, strict=True)]
         first = stands[0].op.id
         arguments = unflatten(structure, stands)
@@ -81,6 +83,7 @@ def while_loop(
             arguments = [arguments]
         going = _scalar_bool(cond(*arguments))
         given = body(*arguments)
+        # TensorFlow lets the body of a single loop variable return the tensor without a list.
         given = [given] if len(arguments) == 1 and not isinstance(given, list | tuple) else given
         results, _ = tensors(given, "the body of tf.while_loop")
         _check_turn(stands, results)
@@ -105,6 +108,7 @@ def _stands_for(leaf: object, begin: rt.Tensor | None) -> rt.Tensor:
     if begin is not None:
         return rt.placeholder(begin.dtype, begin.shape, "Identity")
     assert isinstance(leaf, Unwritten)
+    # An array without rows learns the shape of a row from the first write in the body.
     leaf.written = None
     return rt.placeholder(leaf.dtype, None, "Identity")
 
@@ -199,6 +203,7 @@ class _Loop:
         The values are those of loop variables at first, and of captured tensors. ``_wanted`` chooses.
         """
         counters, captured = self._test.depends_on(self._test.results, takes_shapes_only)
+        # A counter may be computed from further loop variables: these join until none is added.
         while True:
             results = [r for a, r in self._turns_of() if a in counters]
             more, beside = self._turn.depends_on(results, takes_shapes_only)
@@ -223,6 +228,7 @@ class _Loop:
         if self._counters is None:
             return None
         values = self._counters.value(sources)
+        # The step is being traced. Counters have values all the same, because shapes and constants are known by now.
         with jax.ensure_compile_time_eval():
             known = {t: jnp.asarray(v, t.dtype) for t, v in zip(self._wanted, values, strict=True)}
             of_test = [known.get(t, a) for t, a in zip(self._test.captured, of_test, strict=True)]
@@ -262,13 +268,16 @@ class _Loop:
             self._check_shapes(begin, of_turn)
             turns = self._count(known[0], begin, of_test, of_turn)
             most = limit.value(known[1]) if isinstance(limit, Deferred) else limit
+            # A known number of turns makes a scan, for whose derivative JAX keeps the states.
             if turns is not None:
                 return self._counting(begin, of_turn, turns if most is None else min(turns, most))
+            # Without any limit only a while loop of XLA's is left, whose derivative is ours.
             if most is None:
                 return self._as_often()(begin, of_test, of_turn, computed)
             return self._at_most(int(most))(begin, of_test, of_turn)
 
         results = operation(run, name, (self._test, self._turn), list(self._begin), sources, self._computed_limit)
+        # back_prop=False promises no derivative, so tf.gradients must give None through the loop.
         if not back_prop:
             rt.lowlevel.without_derivative(results[0])
         return results
@@ -317,6 +326,7 @@ class _Loop:
 
         def backward(saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays) -> tuple[Slopes, None, Slopes, None]:
             turns, begin, of_turn = saved
+            # JAX takes no derivative by integers: only floating point states are carried back.
             moved = [i for i, x in enumerate(begin) if jnp.issubdtype(x.dtype, np.inexact)]
             used = [i for i, x in enumerate(of_turn) if jnp.issubdtype(x.dtype, np.inexact)]
 
@@ -355,6 +365,7 @@ class _Loop:
         def padded(begin: Arrays, of_test: Arrays, of_turn: Arrays) -> Arrays:
             def step(state: tuple[jax.Array, Arrays], turn: jax.Array) -> tuple[tuple[jax.Array, Arrays], None]:
                 going = state[0] & self._test(state[1], of_test)[0]
+                # The turns behind the end keep the state, so that the derivative passes through them unchanged.
                 then = jax.lax.cond(going, lambda: self._next(state[1], of_turn, turn), lambda: list(state[1]))
                 return (going, then), None
 

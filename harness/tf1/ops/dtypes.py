@@ -160,6 +160,7 @@ def as_dtype(type_value: Any) -> DType:
     if isinstance(type_value, DType):
         return type_value
     if isinstance(type_value, str):
+        # Old programs name reference types, which are the types of the values here.
         found = _BY_NAME.get(type_value.removesuffix("_ref"))
     elif isinstance(type_value, type) and type_value in _BY_PYTHON_TYPE:
         found = DTYPES[_BY_PYTHON_TYPE[type_value]]
@@ -220,12 +221,15 @@ def to_array(value: rt.TensorLike, dtype: DTypeLike | None = None, what: str = "
         return np.asarray(value, object) if plain else array  # numpy's own string kinds drop zero bytes at the end
     if dtype is not None:
         wanted = as_dtype(dtype)
+        # Python numbers are never cut to fit; an array of numpy's is cast as TensorFlow casts it.
         fraction = wanted.is_integer and array.dtype.kind in "fc"
         if wanted.dtype.hasobject or plain and array.size and (fraction or wanted.is_bool and array.dtype.kind != "b"):
             raise TypeError(f"{what}: {array.dtype.name} given where {wanted.name} is wanted")
         return array.astype(wanted.dtype, copy=False)
+    # TensorFlow takes Python's floats for float32, and numpy's for what they are.
     if plain and array.dtype == np.float64:
         return array.astype(np.float32)
+    # TensorFlow takes Python's ints for int32 as long as they fit.
     if plain and array.dtype == np.int64:
         limits = np.iinfo(np.int32)
         fits = not array.size or (array.min() >= limits.min and array.max() <= limits.max)

@@ -57,6 +57,7 @@ class Deferred:
     def value(self, arrays: Sequence[Any]) -> Any:
         """Returns the value as Python numbers, from the sources' arrays (or tracers of them)."""
         known: dict[rt.Tensor, Any] = dict(zip(self.sources, arrays, strict=True))
+        # The caller is traced. Shapes are numbers already, so the value can be computed at once.
         with jax.ensure_compile_time_eval():
             return _fill(self.structure, known)
 
@@ -157,6 +158,7 @@ def _fill(structure: object, known: dict[rt.Tensor, Any]) -> Any:
     if not isinstance(structure, rt.Tensor):
         return structure
     array = _evaluate(structure, known)
+    # A tracer has no value before the step, and XLA needs sizes to compile.
     if isinstance(array, jax.core.Tracer):
         raise rt.InvalidArgumentError(
             f"the value of {structure.name!r} is known only in the step, but XLA needs it before: give Python numbers, "
@@ -174,6 +176,7 @@ def _evaluate(tensor: rt.Tensor, known: dict[rt.Tensor, Any]) -> Any:
     if hasattr(body, "value"):
         return body.value
     results = body.fn(*(_evaluate(each, known) for each in op.inputs))  # type: ignore[union-attr]
+    # Operations that several others read are evaluated once.
     known.update(zip(op.outputs, results, strict=True))
     return known[tensor]
 

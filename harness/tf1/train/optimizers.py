@@ -56,6 +56,7 @@ class _Minimize:
     ) -> list[tuple[rt.Tensor | None, rt.Variable]]:
         """Does as in the harness; ``grad_loss`` is the gradient of ``loss`` to start from."""
         if grad_loss is None:
+            # TensorFlow takes the gradient of the sum of a loss that is no scalar.
             if loss.shape:  # TensorFlow takes the gradient of the sum
                 loss = rt.numpy.sum(loss)
             return super().compute_gradients(loss, var_list)  # type: ignore[misc,no-any-return]
@@ -107,6 +108,7 @@ def scale_by_tensor(key: str, sign: float) -> optax.GradientTransformationExtraA
 def _rate(learning_rate: Any, sign: float = -1.0) -> tuple[optax.GradientTransformation, dict[str, Any]]:
     """Returns a transformation that scales by the learning rate, and the tensors that each step needs."""
     value = learning_rate() if callable(learning_rate) else learning_rate
+    # A rate that is a tensor is computed in each step, so it reaches the update as an extra argument.
     if is_tensor(value):
         return scale_by_tensor("learning_rate", sign), {"learning_rate": value}
     return optax.scale(sign * float(value)), {}
@@ -234,6 +236,7 @@ class RMSPropOptimizer(_Optimizer):
     ) -> None:
         rate, extra = _rate(learning_rate)
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
+        # TensorFlow's mean square begins at 1, and the rate is inside the momentum.
         parts = [scale(decay, epsilon, 1.0), rate]
         super().__init__(
             optax.chain(*parts, *([optax.trace(momentum)] if momentum else [])), extra_args=extra, name=name
@@ -298,6 +301,7 @@ class ExponentialMovingAverage:
         return rt.group(*done, name=self.name)
 
     def _next(self, shadow: Any, value: rt.TensorLike, num_updates: rt.TensorLike | None = None) -> Any:
+        # In the dtype of the shadow: a float64 decay would widen the whole update.
         decay = jnp.asarray(self._decay, shadow.dtype)
         if num_updates is not None:
             n = jnp.asarray(num_updates).astype(shadow.dtype)
@@ -328,6 +332,7 @@ class ExponentialMovingAverage:
     def variables_to_restore(self, moving_avg_variables: Sequence[Any] | None = None) -> dict[str, Any]:
         """Maps names in a checkpoint to variables, so that a ``Saver`` gives the variables the shadows' values."""
         averaged = list(rt.trainable_variables() if moving_avg_variables is None else moving_avg_variables)
+        # The checkpoint has the shadows under their names. Restored so, the variables take the shadows' values.
         names = {self.average_name(v): v for v in averaged}
         shadows = set(self._averages.values())
         rest = {v.op.name: v for v in rt.global_variables() if v not in averaged and v not in shadows}
@@ -395,6 +400,7 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         name: str | None = None,
     ) -> rt.Tensor:
         """Does as in the harness; returns the global step after the aggregate, a tensor, as TensorFlow does."""
+        # TensorFlow builds the parts that the chief asks for later while the gradients are applied.
         done = super().apply_gradients(grads_and_vars, global_step, name)
         with done.graph.as_default():
             with rt.name_scope(None), rt.control_dependencies(None):
@@ -411,6 +417,8 @@ class SyncReplicasOptimizer(_Minimize, sync_replicas.SyncReplicas):  # type: ign
         Raises:
             InvalidArgumentError: ``apply_gradients`` was not called yet, or the tokens would have been too few.
         """
+        # TensorFlow releases workers by tokens. Nothing needs them here, but a program that would hang there fails here
+        # too.
         fewest = self._needed - self._total
         if num_tokens >= 0 and num_tokens < fewest:
             raise rt.InvalidArgumentError(
