@@ -30,6 +30,7 @@ from harness.tf1.inputs.elements import (
     draw,
     flatten,
     general,
+    interleaved,
     is_leaf,
     literal,
     padded_batch,
@@ -243,26 +244,8 @@ class Dataset(Structured):
             return inner.open(Opening(opening.place, dict(zip(inner.tensors, known, strict=True))))
 
         def opened(opening: Opening) -> Iterator[Element]:
-            source = self.open(opening)
-            slots: list[Iterator[Element] | None] = [None] * int(opening.value(width))
-            each = int(opening.value(block))
-            more, at, taken = True, 0, 0
-            while more or any(slot is not None for slot in slots):
-                now = slots[at]
-                if now is None and more:
-                    element = next(source, None)
-                    more = element is not None
-                    slots[at] = None if element is None else open_one(opening, element)
-                    continue
-                found = None if now is None else next(now, None)
-                if found is not None:
-                    yield found
-                    taken += 1
-                    if taken < each:
-                        continue
-                else:
-                    slots[at] = None
-                at, taken = (at + 1) % len(slots), 0
+            parts = (open_one(opening, element) for element in self.open(opening))
+            return interleaved(parts, int(opening.value(width)), int(opening.value(block)))
 
         return Dataset(inner.structure, inner.components, [*self.tensors, *tensors_in(width, block)], opened)
 

@@ -227,6 +227,28 @@ def general(one: TensorShape, other: TensorShape) -> TensorShape:
     return TensorShape([a if a == b else None for a, b in zip(one.as_list(), other.as_list(), strict=True)])
 
 
+def interleaved(parts: Iterator[Iterator[Element]], width: int, block: int) -> Iterator[Element]:
+    """Yields the elements of ``width`` parts in turn, ``block`` of each; the next part follows one that has ended."""
+    slots: list[Iterator[Element] | None] = [None] * width
+    more, at, taken = True, 0, 0
+    while more or any(slot is not None for slot in slots):
+        now = slots[at]
+        # TensorFlow opens a part when its turn comes, not all of them at first.
+        if now is None and more:
+            slots[at] = next(parts, None)
+            more = slots[at] is not None
+            continue
+        found = None if now is None else next(now, None)
+        if found is not None:
+            yield found
+            taken += 1
+            if taken < block:
+                continue
+        else:
+            slots[at] = None
+        at, taken = (at + 1) % width, 0
+
+
 def ahead(source: Iterator[Element], size: int) -> Iterator[Element]:
     """Yields the same elements, which a thread makes up to ``size`` ahead."""
     changed = concurrency.Condition()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -218,12 +218,19 @@ def _weights(size: int, new: int, method: int, align_corners: bool) -> Array:
         np.add.at(out, (rows, np.minimum(low, size - 1)), 1 - part)
         np.add.at(out, (rows, np.minimum(low + 1, size - 1)), part)
         return out
-    part = np.rint((places - low) * 1024) / 1024  # TensorFlow has a table of 1024 weights
+    # TensorFlow has a table of 1024 weights.
+    part = np.rint((places - low) * 1024) / 1024
+    for step, weight in _cubic_weights(part):
+        np.add.at(out, (rows, np.clip(low + step, 0, size - 1)), weight)
+    return out
+
+
+def _cubic_weights(part: Array) -> Iterator[tuple[int, Array]]:
+    """Yields the weight of each of four neighbours, by Keys' cubic convolution (1981) with a = -0.75."""
     for step, distance in ((-1, part + 1), (0, part), (1, 1 - part), (2, 2 - part)):
         near = ((1.25 * distance - 2.25) * distance) * distance + 1
         far = ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
-        np.add.at(out, (rows, np.clip(low + step, 0, size - 1)), far if step in (-1, 2) else near)
-    return out
+        yield step, far if step in (-1, 2) else near
 
 
 def _resize(xp: Xp, picture: Pixels, height: int, width: int, method: int, align_corners: bool) -> Pixels:

@@ -111,7 +111,6 @@ def _metric(
         for name, count in counts.items()
     ]
     value: rt.Tensor = rt.call(result, *variables, name="value")
-    # Updates are atomic on the variable's task, so several workers may count into one metric.
     added = [assign_add(variable, count) for variable, count in zip(variables, counts.values(), strict=True)]
     update: rt.Tensor = rt.call(result, *added, name="update_op")
     for tensor, wanted in ((value, metrics_collections), (update, updates_collections)):

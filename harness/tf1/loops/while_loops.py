@@ -320,32 +320,6 @@ class _Loop:
         n * n / 2 in the derivative.
         """
 
-        def after(turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
-            last: Arrays = jax.lax.fori_loop(0, turns, lambda i, now: self._next(now, of_turn, i), list(begin))
-            return last
-
-        def backward(saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays) -> tuple[Slopes, None, Slopes, None]:
-            turns, begin, of_turn = saved
-            # JAX takes no derivative by integers: only floating point states are carried back.
-            moved = [i for i, x in enumerate(begin) if jnp.issubdtype(x.dtype, np.inexact)]
-            used = [i for i, x in enumerate(of_turn) if jnp.issubdtype(x.dtype, np.inexact)]
-
-            def back(i: jax.Array, found: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
-                turn = turns - 1 - i
-                now = after(turn, begin, of_turn)
-
-                def once(some: Arrays, others: Arrays) -> list[jax.Array]:
-                    following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
-                    return [following[k] for k in moved]
-
-                _, pull = jax.vjp(once, [now[k] for k in moved], [of_turn[k] for k in used])
-                of_state, of_others = pull(found[0])
-                return of_state, [a + b for a, b in zip(found[1], of_others, strict=True)]
-
-            first = ([slopes[k] for k in moved], [jnp.zeros_like(of_turn[k]) for k in used])
-            of_begin, of_used = jax.lax.fori_loop(0, turns, back, first)
-            return _with([None] * len(begin), moved, of_begin), None, _with([None] * len(of_turn), used, of_used), None
-
         @jax.custom_vjp
         def loop(begin: Arrays, of_test: Arrays, of_turn: Arrays, most: jax.Array | None) -> Arrays:
             return self._until(begin, of_test, of_turn, most)[1]
@@ -356,8 +330,36 @@ class _Loop:
             turns, last = self._until(begin, of_test, of_turn, most)
             return last, (turns, begin, of_turn)
 
-        loop.defvjp(forward, backward)
+        loop.defvjp(forward, self._backward)
         return loop
+
+    def _after(self, turns: jax.Array, begin: Arrays, of_turn: Arrays) -> Arrays:
+        """Returns the loop variables after some turns."""
+        last: Arrays = jax.lax.fori_loop(0, turns, lambda i, now: self._next(now, of_turn, i), list(begin))
+        return last
+
+    def _backward(self, saved: tuple[jax.Array, Arrays, Arrays], slopes: Arrays) -> tuple[Slopes, None, Slopes, None]:
+        """Carries derivatives back through all turns, the last one first."""
+        turns, begin, of_turn = saved
+        # JAX takes no derivative by integers: only floating point states are carried back.
+        moved = [i for i, x in enumerate(begin) if jnp.issubdtype(x.dtype, np.inexact)]
+        used = [i for i, x in enumerate(of_turn) if jnp.issubdtype(x.dtype, np.inexact)]
+
+        def back(i: jax.Array, found: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
+            turn = turns - 1 - i
+            now = self._after(turn, begin, of_turn)
+
+            def once(some: Arrays, others: Arrays) -> list[jax.Array]:
+                following = self._next(_with(now, moved, some), _with(of_turn, used, others), turn)
+                return [following[k] for k in moved]
+
+            _, pull = jax.vjp(once, [now[k] for k in moved], [of_turn[k] for k in used])
+            of_state, of_others = pull(found[0])
+            return of_state, [a + b for a, b in zip(found[1], of_others, strict=True)]
+
+        first = ([slopes[k] for k in moved], [jnp.zeros_like(of_turn[k]) for k in used])
+        of_begin, of_used = jax.lax.fori_loop(0, turns, back, first)
+        return _with([None] * len(begin), moved, of_begin), None, _with([None] * len(of_turn), used, of_used), None
 
     def _at_most(self, most: int) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
         """Runs all turns; the derivative passes through ``most`` turns, of which the last do nothing."""

@@ -259,16 +259,26 @@ def _run_on_host(
             values, known = jax.tree.unflatten(structure, filled)
             return [np.asarray(fn(**values, **fill_deferred(others, known))).astype(dtype, copy=False)]
 
-    typed = [leaf.dtype for leaf in jax.tree.leaves(tensors) if is_tensor(leaf)]
-    wanted = [v for v in others.values() if isinstance(v, np.dtype)]
-    first = next(iter(jax.tree.leaves(tensors)), np.float32(0))
-    dtype = (wanted or typed or [to_array(first).dtype])[0]
-    listed = others.get("shape", others.get("dims"))
-    sizes = listed.structure if isinstance(listed, Deferred) and isinstance(listed.structure, list) else None
-    shape = None if sizes is None else tuple(n if isinstance(n, int) and n >= 0 else None for n in sizes)
+    dtype, shape = _dtype_on_host(tensors, others), _shape_on_host(others)
     op = rt.lowlevel.python_call(body, [leaves[i] for i in places], [(shape, dtype)], name=label, type=kind)
     known_on_host(op)
     return op.outputs[0]
+
+
+def _dtype_on_host(tensors: Mapping[str, Any], others: Mapping[str, Any]) -> rt.lowlevel.DType:
+    """Returns the dtype of the result: the one that was asked for, else that of the first tensor or literal."""
+    wanted = [v for v in others.values() if isinstance(v, np.dtype)]
+    typed = [leaf.dtype for leaf in jax.tree.leaves(tensors) if is_tensor(leaf)]
+    first = next(iter(jax.tree.leaves(tensors)), np.float32(0))
+    return (wanted or typed or [to_array(first).dtype])[0]
+
+
+def _shape_on_host(others: Mapping[str, Any]) -> tuple[int | None, ...] | None:
+    """Returns the static shape of the result, as far as a shape argument has numbers."""
+    listed = others.get("shape", others.get("dims"))
+    if not isinstance(listed, Deferred) or not isinstance(listed.structure, list):
+        return None
+    return tuple(n if isinstance(n, int) and n >= 0 else None for n in listed.structure)
 
 
 def from_table(kind: str, fn: Function, parameters: str, shown: str, takes: str) -> Function:

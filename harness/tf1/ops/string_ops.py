@@ -74,6 +74,14 @@ def _number(text: str | bytes, dtype: DType, wrong: str) -> object:
         raise rt.InvalidArgumentError(f"{wrong}: {told}") from None
 
 
+def _default_of_column(default: Values) -> tuple[Array, DType]:
+    tensor = convert_to_tensor(default)
+    value = getattr(tensor.op.body, "value", None)
+    if value is None:
+        raise ValueError("decode_csv: record_defaults must be known when the graph is built")
+    return strings(value.ravel().tolist()) if tensor.dtype.hasobject else value.ravel(), tensor.dtype
+
+
 @public.add()
 def decode_csv(
     records: rt.TensorLike,
@@ -99,26 +107,15 @@ def decode_csv(
         InvalidArgumentError: in the step, a line has another number of fields, or one that is no number.
     """
     lines = convert_to_tensor(records)
-    defaults = []
-    for each in record_defaults:
-        tensor = convert_to_tensor(each)
-        value = getattr(tensor.op.body, "value", None)
-        if value is None:
-            raise ValueError("decode_csv: record_defaults must be known when the graph is built")
-        text = tensor.dtype.hasobject
-        defaults.append((strings(value.ravel().tolist()) if text else value.ravel(), tensor.dtype))
+    defaults = [_default_of_column(each) for each in record_defaults]
     wanted = None if select_cols is None else list(select_cols)
+    quoting: Any = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
 
     def decode(given: Array) -> list[object]:
         columns: list[Array] = [np.empty(given.size, dtype) for _, dtype in defaults]
         for row, line in enumerate(given.ravel()):
             text = line.decode("utf-8", "surrogateescape")
-            fields = next(
-                csv.reader(
-                    [text], delimiter=field_delim, quoting=csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
-                ),
-                [""],
-            )
+            fields = next(csv.reader([text], delimiter=field_delim, quoting=quoting), [""])
             if wanted is not None:
                 fields = [fields[i] for i in wanted if i < len(fields)]
             if len(fields) != len(defaults):
