@@ -660,4 +660,7 @@ def _pack_values(fetch_key: Hashable, values: list[object]) -> object:
 
 def _to_user(value: AnyArray) -> object:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    return array[()] if array.ndim == 0 else array
+    if array.ndim == 0:
+        return array[()]
+    # JAX and the store may share the memory of a read-only array, and the caller may write into the result.
+    return array if array.flags.writeable else array.copy()

@@ -111,3 +111,19 @@ def test_dense_gradients_say_why_they_have_no_rows() -> None:
         for name in ("values", "indices", "dense_shape"):
             with pytest.raises(AttributeError, match="gradients are dense here: .* is the whole tensor"):
                 getattr(gradient, name)
+
+
+def test_fetched_arrays_may_be_written_to() -> None:
+    """A fetched value is the caller's own: a write changes no variable, constant or fed array."""
+    with tf.Graph().as_default():
+        v, c, x = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0]), tf.placeholder(tf.float32, [2])
+        fed = np.array([5.0, 6.0], np.float32)
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            fetches = {"v": v, "read": v.read_value(), "list": [c, c + 1, v * x], "fed": x}
+            for _ in range(2):
+                found = sess.run(fetches, {x: fed})
+                assert found["v"].tolist() == found["read"].tolist() == [1, 2] and found["fed"].tolist() == [5, 6]
+                assert [f.tolist() for f in found["list"]] == [[3, 4], [4, 5], [5, 12]]
+                for array in (found["v"], found["read"], *found["list"], found["fed"], v.eval(sess)):
+                    array[0] = -1
