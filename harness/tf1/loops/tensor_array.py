@@ -22,7 +22,12 @@ public = Public("tf", "Conditionals and loops")
 
 @op("TensorArrayWrite")
 def _write(rows: Array, index: Array, value: Array, name: str | None = None) -> Array:
-    return jnp.asarray(rows).at[jnp.where(jnp.asarray(index) < 0, jnp.shape(rows)[0], index)].set(value, mode="drop")
+    rows = jnp.asarray(rows)
+    # Guesses for a row and for the rows of unknown rank do not fit together. The result has the shape of the rows.
+    if rt.lowlevel.sizes_are_guesses():
+        return rows
+    # JAX counts a negative index from the end, where TensorFlow has no row.
+    return rows.at[jnp.where(jnp.asarray(index) < 0, rows.shape[0], index)].set(value, mode="drop")
 
 
 @op("TensorArray")

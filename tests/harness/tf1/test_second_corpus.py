@@ -127,3 +127,18 @@ def test_fetched_arrays_may_be_written_to() -> None:
                 assert [f.tolist() for f in found["list"]] == [[3, 4], [4, 5], [5, 12]]
                 for array in (found["v"], found["read"], *found["list"], found["fed"], v.eval(sess)):
                     array[0] = -1
+
+
+def test_rank_unknown_before_the_step() -> None:
+    """A loop over a placeholder without a shape writes a row for each of its rows."""
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32)
+        rows = tf.shape(x)[0]
+
+        def body(i: Any, array: tf.TensorArray) -> Any:
+            return i + 1, array.write(i, x[i] * 2)
+
+        _, found = tf.while_loop(lambda i, _: i < rows, body, [0, tf.TensorArray(tf.float32, size=rows)])
+        with tf.Session() as sess:
+            assert sess.run(found.stack(), {x: [1.0, 2.0, 3.0]}).tolist() == [2, 4, 6]
+            assert sess.run(found.stack(), {x: [[1.0, 2.0]]}).tolist() == [[2, 4]]

@@ -156,7 +156,7 @@ DIFFERENCES = (
     Difference(
         "Computing with strings: `tf.equal`, `tf.reshape`, `tf.fill`",
         "works",
-        "is refused: strings travel, but nothing is computed of them",
+        "is refused: strings travel and are sliced, but nothing else is computed of them",
         {"equal/strings": REFUSES, "reshape/strings": REFUSES, "fill/string": REFUSES},
     ),
     Difference(
