@@ -10,9 +10,9 @@ import math
 import os
 import stat
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from runtime.errors import (
     one_line,
 )
 from runtime.tensor_spec import Array, aligned
+
+if TYPE_CHECKING:
+    import tensorstore
 
 GROUP_BYTES = 64 << 20
 """Bytes of the groups in which arrays are committed, about."""
@@ -67,13 +70,17 @@ _ARRAY_FILES = (".zarray", "zarr.json")
 _PACKED = "{} is packed, so no task reads it: Saver(transfer='stream') reads it and sends the values"
 _TS_THREADS = "ts_pool_worker"
 """Name of tensorstore's threads in the operating system."""
+_Spec = dict[str, Any]
+"""A description for tensorstore, as JSON can say it."""
 
 
 def _never() -> bool:
     return False
 
 
-def _context(ts: Any, *, threads: int = READERS) -> Any:
+def _context(*, threads: int = READERS) -> tensorstore.Context:
+    import tensorstore as ts
+
     return ts.Context(
         {"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": threads}}
     )
@@ -92,19 +99,19 @@ def absolute(path: str) -> str:
     return os.path.abspath(path) if is_local(path) else path
 
 
-def _base(path: str) -> Any:
+def _base(path: str) -> _Spec | str:
     """Returns tensorstore's spec of the files below a directory."""
     path = path.rstrip("/") + "/"
     return {"driver": "file", "path": path} if is_local(path) else path
 
 
-def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = False) -> Any:
+def _kvstore(directory: str, key: str | None, *, ocdbt: bool, write: bool = False) -> _Spec | str:
     base = _base(directory)
     if not ocdbt:
         if isinstance(base, str):
             return base + (key or "")
         return {**base, "path": base["path"] + (f"{key}/" if key else "")}
-    spec: dict[str, Any] = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
+    spec: _Spec = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
     if isinstance(base, dict):
         # Data files have unique names and are written once. Only the manifest needs the atomic rename.
         spec.update(base={**base, "file_io_locking": {"mode": "non_atomic"}}, manifest=base)
@@ -162,44 +169,27 @@ def write_store(
         DiskFullError: The disk is full.
         DataLossError: The store cannot be written.
     """
-    import tensorstore as ts
-
-    context = _context(ts, threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
-    begun: set[str] = set()
     with_nan: set[str] = set()
-    # The commit of the group before, which reaches the disk while the next group begins.
-    commit: Any = None
+    writer = _StoreWriter(directory)
     since = concurrency.monotonic()
     try:
         for group in _groups(arrays, group_bytes):
-            if commit is not None and pace is not None and pace.others_work():
-                commit.result()
+            if writer.is_writing and pace is not None and pace.others_work():
+                writer.finish()
                 pace.rest(concurrency.monotonic() - since)
             if cancelled():
                 break
             since = concurrency.monotonic()
-            step_aside(_TS_THREADS)
-            transaction = ts.Transaction()
-            # All are opened at once: each one that is new writes metadata.
-            opened = [_opened_to_write(ts, context, directory, placed, begun, transaction) for placed, _ in group]
-            for (placed, array), opening in zip(group, opened, strict=True):
-                _write_array(opening.result(), placed, array)
-                if placed.key not in with_nan and has_nan(array):
-                    with_nan.add(placed.key)
-            if commit is not None:
-                commit.result()
-            commit = transaction.commit_async()
-        if commit is not None:
-            commit.result()
+            writer.write(group)
+            with_nan |= {placed.key for placed, array in group if placed.key not in with_nan and has_nan(array)}
+        writer.finish()
     except OpError:
         # The arrays may come from another task, whose error says what happened there.
         raise
     except (ValueError, OSError) as error:
         raise write_error(directory, error) from error
     finally:
-        # A caller that cleans up must meet no writer.
-        if commit is not None:
-            commit.exception()
+        writer.close()
     if not is_local(directory):
         return WrittenStore([], sorted(with_nan))
     # Tensorstore has synced the files, and no directory.
@@ -209,25 +199,72 @@ def write_store(
     return WrittenStore(files, sorted(with_nan))
 
 
-def _opened_to_write(
-    ts: Any, context: Any, directory: str, placed: ArraySlice, begun: set[str], transaction: Any
-) -> Any:
-    # Only the first block of an array writes the metadata.
-    first = placed.key not in begun
-    begun.add(placed.key)
-    spec = {
-        **_spec(_kvstore(directory, placed.key, ocdbt=True, write=True)),
-        "dtype": placed.dtype.name,
-        "store_data_equal_to_fill_value": True,
-        "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
-    }
-    return ts.open(spec, open=True, create=first, assume_metadata=not first, context=context, transaction=transaction)
+class _StoreWriter:
+    """The groups of one store on their way to the disk.
+
+    Args:
+        directory: directory of the store.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._context = _context(threads=max(1, min(READERS, (os.cpu_count() or 1) // CORES_PER_WRITER)))
+        self._begun: set[str] = set()
+        # The commit of the group before, which reaches the disk while the next group begins.
+        self._commit: tensorstore.Future[None] | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """True if a group may still be on its way."""
+        return self._commit is not None
+
+    def write(self, group: Sequence[tuple[ArraySlice, Array]]) -> None:
+        """Copies a group of arrays, and begins the commit of the group when the commit before has ended."""
+        import tensorstore as ts
+
+        step_aside(_TS_THREADS)
+        transaction = ts.Transaction()
+        # All are opened at once: each one that is new writes metadata.
+        opened = [self._opened(placed, transaction) for placed, _ in group]
+        for (placed, array), opening in zip(group, opened, strict=True):
+            _write_array(opening.result(), placed, array)
+        self.finish()
+        self._commit = transaction.commit_async()
+
+    def finish(self) -> None:
+        """Waits until the last group is on the disk."""
+        if self._commit is not None:
+            self._commit.result()
+
+    def close(self) -> None:
+        """Waits without an error, as a caller that cleans up must meet no writer."""
+        if self._commit is not None:
+            self._commit.exception()
+
+    def _opened(
+        self, placed: ArraySlice, transaction: tensorstore.Transaction
+    ) -> tensorstore.Future[tensorstore.TensorStore]:
+        import tensorstore as ts
+
+        # Only the first block of an array writes the metadata.
+        first = placed.key not in self._begun
+        self._begun.add(placed.key)
+        spec = {
+            **_spec(_kvstore(self._directory, placed.key, ocdbt=True, write=True)),
+            "dtype": placed.dtype.name,
+            "store_data_equal_to_fill_value": True,
+            "metadata": {"shape": placed.full_shape, "chunks": placed.chunk, "compressor": None},
+        }
+        context = self._context
+        return ts.open(
+            spec, open=True, create=first, assume_metadata=not first, context=context, transaction=transaction
+        )
 
 
-def _write_array(store: Any, placed: ArraySlice, array: Array) -> None:
+def _write_array(store: tensorstore.TensorStore, placed: ArraySlice, array: Array) -> None:
     if not math.prod(placed.full_shape):
         # Orbax takes an array without any chunk for one that was lost on the way.
-        store.kvstore[".".join("0" for _ in placed.full_shape)] = b""
+        store.kvstore[".".join("0" for _ in placed.full_shape)] = b""  # type: ignore[index]
     if array.size:
         target = store[placed.region()] if placed.shape else store
         target.write(array, can_reference_source_data_indefinitely=True).copy.result()
@@ -254,9 +291,9 @@ def merge(directory: str, parts: Iterable[str]) -> None:
     """
     import tensorstore as ts
 
-    context = _context(ts)
+    context = _context()
 
-    def opened(path: str, write: bool) -> Any:
+    def opened(path: str, write: bool) -> tensorstore.Future[tensorstore.KvStore]:
         return ts.KvStore.open(_kvstore(path, None, ocdbt=True, write=write), context=context)
 
     try:
@@ -280,7 +317,7 @@ def is_store(directory: str) -> bool:
     import tensorstore as ts
 
     try:
-        found = ts.KvStore.open(_base(directory), context=_context(ts)).result().read(STORE_FILE).result()
+        found = ts.KvStore.open(_base(directory), context=_context()).result().read(STORE_FILE).result()
     except ValueError as error:
         raise DataLossError(f"{directory} cannot be looked into: {' '.join(str(error).split())[:300]}") from error
     return str(found.state) == "value"
@@ -297,26 +334,26 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
     """
     import tensorstore as ts
 
-    context = _context(ts)
+    context = _context()
     try:
         keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
     except ValueError as error:
         return [f"no array can be found: {one_line(error)}"]
     chunks = Counter(key.decode().rpartition("/")[0] for key in keys if not key.endswith(b"/.zarray"))
     # All arrays are opened at the same time: each needs only metadata, but waits for the disk.
-    found = [(a.key, a.shape, a.dtype.name, Source(directory).opened(ts, context, a.key)) for a in arrays]
+    found = [(a.key, a.shape, a.dtype.name, Source(directory).opened(context, a.key)) for a in arrays]
     problems = []
     for key, shape, dtype, opening in found:
         try:
-            store: Any = opening.result()
+            store = opening.result()
         except ValueError as error:
             problems.append(f"{key!r} cannot be opened: {one_line(error)}")
             continue
         if (tuple(store.shape), store.dtype.name) != (shape, dtype):
             problems.append(f"{key!r} is {store.dtype.name}{list(store.shape)} instead of {dtype}{list(shape)}")
             continue
-        chunk = store.chunk_layout.read_chunk.shape or store.shape
-        wanted = max(1, math.prod(-(-size // part) for size, part in zip(store.shape, chunk, strict=True)))
+        counts = [-(-size // part) for size, part in zip(store.shape, _chunk_of(store), strict=True)]
+        wanted = max(1, math.prod(counts))
         if chunks[key] != wanted:
             problems.append(f"{key!r} has {chunks[key]} chunks instead of {wanted}")
     return problems
@@ -359,7 +396,7 @@ def write_error(directory: str, error: Exception) -> OpError:
     return DataLossError(f"writing into {directory}: {text[:400]}")
 
 
-def _spec(kvstore: Any, *, zarr3: bool = False) -> dict[str, Any]:
+def _spec(kvstore: _Spec | str, *, zarr3: bool = False) -> _Spec:
     return {
         "driver": "zarr3" if zarr3 else "zarr",
         "kvstore": kvstore,
@@ -381,8 +418,10 @@ class Source(NamedTuple):
     ocdbt: bool = True
     zarr3: bool = False
 
-    def opened(self, ts: Any, context: Any, key: str) -> Any:
+    def opened(self, context: tensorstore.Context, key: str) -> tensorstore.Future[tensorstore.TensorStore]:
         """Begins to open an array; returns tensorstore's future."""
+        import tensorstore as ts
+
         kvstore = _kvstore(self.directory, key, ocdbt=self.ocdbt)
         spec = {**_spec(kvstore, zarr3=self.zarr3), "fill_missing_data_reads": False}
         return ts.open(spec, open=True, read=True, context=context)
@@ -486,7 +525,7 @@ def _plain_root(manifest: bytes) -> tuple[str, int] | None:
     return None if heights[-1] else (path, offset)
 
 
-def _is_packed(store: Any) -> bool:
+def _is_packed(store: tensorstore.TensorStore) -> bool:
     """Returns True if chunks of an array may unpack to more than their size on disk."""
     about = store.spec().to_json()["metadata"]
     if "codecs" in about:
@@ -494,11 +533,11 @@ def _is_packed(store: Any) -> bool:
     return about.get("compressor") is not None or bool(about.get("filters"))
 
 
-def _open_for_reading(ts: Any, context: Any, source: Source, key: str) -> Any:
+def _open_for_reading(context: tensorstore.Context, source: Source, key: str) -> tensorstore.TensorStore:
     directory = source.directory
     _check_metadata(source, key)
     try:
-        store = source.opened(ts, context, key).result()
+        store = source.opened(context, key).result()
     except ValueError as error:
         text = one_line(error)
         if "NOT_FOUND" in text:
@@ -510,10 +549,10 @@ def _open_for_reading(ts: Any, context: Any, source: Source, key: str) -> Any:
     return store
 
 
-def _open_wanted(ts: Any, context: Any, source: Source, placed: ArraySlice) -> Any:
+def _open_wanted(context: tensorstore.Context, source: Source, placed: ArraySlice) -> tensorstore.TensorStore:
     """Opens an array; raises InvalidArgumentError for another shape or dtype than wanted."""
     directory = source.directory
-    store = _open_for_reading(ts, context, source, placed.key)
+    store = _open_for_reading(context, source, placed.key)
     shape = tuple(store.shape)
     if shape != placed.full_shape:
         raise InvalidArgumentError(f"{placed.key!r} in {directory} has shape {shape}, not {placed.full_shape}")
@@ -522,11 +561,15 @@ def _open_wanted(ts: Any, context: Any, source: Source, placed: ArraySlice) -> A
     return store
 
 
-def _check_chunks(store: Any, directory: str, key: str) -> None:
+def _chunk_of(store: tensorstore.TensorStore) -> tuple[int, ...]:
+    """Returns the shape of a chunk."""
+    return tuple(part or 1 for part in store.chunk_layout.read_chunk.shape or store.shape)
+
+
+def _check_chunks(store: tensorstore.TensorStore, directory: str, key: str) -> None:
     """Raises DataLossError if a chunk is much larger than its array: a read needs a whole chunk in memory."""
-    chunk = store.chunk_layout.read_chunk.shape or ()
     itemsize = store.dtype.numpy_dtype.itemsize
-    size, whole = math.prod(chunk) * itemsize, math.prod(store.shape) * itemsize
+    size, whole = math.prod(_chunk_of(store)) * itemsize, math.prod(store.shape) * itemsize
     if size > max(CHUNK_TIMES * whole, CHUNK_BYTES):
         raise DataLossError(
             f"{key!r} in {directory} is damaged: each of its chunks is {size} bytes, the whole array {whole}"
@@ -535,11 +578,9 @@ def _check_chunks(store: Any, directory: str, key: str) -> None:
 
 def describe(source: Source, key: str) -> ArraySlice:
     """Returns an array as it lies on disk, with its chunks; errors are those of ``read_each``."""
-    import tensorstore as ts
-
-    store = _open_for_reading(ts, _context(ts), source, key)
+    store = _open_for_reading(_context(), source, key)
     whole = ArraySlice.whole(key, tuple(store.shape), store.dtype.numpy_dtype)
-    return replace(whole, chunk=tuple(store.chunk_layout.read_chunk.shape or store.shape))
+    return replace(whole, chunk=_chunk_of(store))
 
 
 def read_each(
@@ -573,11 +614,11 @@ def read_each(
     """
     import tensorstore as ts
 
-    context = _context(ts)
+    context = _context()
     directory = source.directory
     if only_plain and is_local(directory) and not (source.ocdbt and _is_plain(directory)):
         raise FailedPreconditionError(_PACKED.format(directory))
-    reads: deque[tuple[ArraySlice, Array, Any]] = deque()
+    reads: deque[tuple[ArraySlice, Array, tensorstore.WriteFutures]] = deque()
 
     def finish() -> Array:
         placed, array, future = reads.popleft()
@@ -593,7 +634,7 @@ def read_each(
     for placed in wanted:
         if cancelled():
             break
-        store = _open_wanted(ts, context, source, placed)
+        store = _open_wanted(context, source, placed)
         if only_plain and _is_packed(store):
             raise FailedPreconditionError(_PACKED.format(f"{placed.key!r} in {directory}"))
         try:
