@@ -29,7 +29,9 @@ CHUNK_BYTES = 64 << 20
 _PROCESSES_KEPT = 64
 """Most process ids that are remembered of a task."""
 
-Header = dict[str, Any]
+Json = Any
+"""A value that JSON can say."""
+Header = dict[str, Json]
 REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
 
 
@@ -42,7 +44,7 @@ class Entry:
         arrays: numpy arrays that are never changed.
     """
 
-    meta: Any
+    meta: Json
     arrays: tuple[Array, ...] = ()
 
     @property
@@ -63,9 +65,14 @@ class BackupImage:
     """
 
     version: int
-    about: Mapping[str, Any]
+    about: Mapping[str, Json]
     unusable_because: str
     entries: Mapping[str, Entry]
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The process that has sent the image, and the version there."""
+        return self.about.get("process_id", 0), self.version
 
 
 def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[str, Entry]]:
@@ -86,13 +93,13 @@ def chunks(entries: Mapping[str, Entry], limit: int = CHUNK_BYTES) -> list[dict[
     return messages
 
 
-def packed(entries: Mapping[str, Entry]) -> tuple[list[Any], list[Array]]:
+def packed(entries: Mapping[str, Entry]) -> tuple[list[Json], list[Array]]:
     """Returns entries as a part of a header and a row of arrays; ``unpacked`` is the way back."""
     table = [[name, entry.meta, len(entry.arrays)] for name, entry in entries.items()]
     return table, [array for entry in entries.values() for array in entry.arrays]
 
 
-def unpacked(table: Sequence[Any], arrays: Sequence[Array], *, copy: bool = True) -> dict[str, Entry]:
+def unpacked(table: Sequence[Json], arrays: Sequence[Array], *, copy: bool = True) -> dict[str, Entry]:
     """Returns the entries that ``packed`` packed.
 
     Args:
@@ -163,15 +170,12 @@ class BackupHolder:
         task, process_id, version, base = header["of"], header["process_id"], header["version"], header["base"]
         came = unpacked(header["put"], arrays)
         with self._lock:
-            known = self._process_ids.get(task, [])
-            # A thawed process that was replaced would overwrite the image of the process in its place.
-            if process_id in known[:-1] or known and known[-1] != process_id and not header["hello"]:
+            if self._was_replaced(task, process_id, header["hello"]):
                 return {"refused": REFUSED_PROCESS}
             self._introduce(task, process_id)
             kept = self._images.get(task)
-            if base is not None and (
-                kept is None or kept.version != base or kept.about.get("process_id") != process_id
-            ):
+            before = kept if kept is not None and kept.identity == (process_id, base) else None
+            if base is not None and before is None:
                 return {"refused": REFUSED_BASE}
             if header["index"] == 0:
                 self._coming[task] = (process_id, version, came)
@@ -183,12 +187,18 @@ class BackupHolder:
             if "keep" not in header:
                 return {}
             entries = self._coming.pop(task)[2]
-            before = {} if base is None or kept is None else kept.entries
-            whole = {name: entries[name] if name in entries else before[name] for name in header["keep"]}
+            if before is not None:
+                entries = {**before.entries, **entries}
+            whole = {name: entries[name] for name in header["keep"]}
             self._images[task] = BackupImage(
                 version, {**header["about"], "process_id": process_id}, header["unusable_because"], whole
             )
             return {}
+
+    def _was_replaced(self, task: str, process_id: int, hello: bool) -> bool:
+        """Returns True for a thawed process, which would overwrite the image of the process in its place."""
+        known = self._process_ids.get(task, [])
+        return process_id in known[:-1] or (bool(known) and known[-1] != process_id and not hello)
 
     def _introduce(self, task: str, process_id: int) -> None:
         known = self._process_ids.setdefault(task, [])

@@ -10,24 +10,24 @@ orders fail with AbortedError, and a session that recovers repeats them.
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from runtime import concurrency
-from runtime.backup.holder import BackupImage, Entry, Header, unpacked
+from runtime.backup.holder import BackupImage, Entry, Header, Json, unpacked
 from runtime.backup.primary import Answered, Capture, CapturedEntry, LaneKey
 from runtime.proto import stage_pb2
 from runtime.state.run_record import FINISHED, LOADING
 from runtime.state.store import Slot
 from runtime.task.registry import RegisteredCall
 from runtime.task.worker import Worker
-from runtime.tensor_spec import Array, TensorSpec
+from runtime.tensor_spec import AnyArray, Array, TensorSpec
 from runtime.wire.listener import Reply
 from runtime.wire.messages import call_from_proto, call_to_proto
 
@@ -46,25 +46,35 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
     unusable_because = _unusable_because(run, [name for _, name in resources])
     if unusable_because:
         return Capture(unusable_because, {}, release)
-    kinds = {device: [d.type, d.index] for d, device in worker.devices.items()}
-    parts = {
-        _name(_VARIABLE, *slot.key): CapturedEntry(weakref.ref(value), functools.partial(_variable, slot, value, kinds))
-        for slot, value in held
-    }
-    calls, unused, sessions = worker.registry.kept()
-    # The calls of sessions in this process end with it.
-    foreign = {handle: call for handle, call in calls.items() if call.registration.foreign}
-    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call)) for h, call in foreign.items()}
-    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
+    parts = _variables(worker, held) | _stages(worker)
     parts |= {_name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
     parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
     parts[_name(_STEPS)] = CapturedEntry(object(), functools.partial(Entry, worker.gate.state()))
-    listed = [[session, handles] for session, handles in sessions.items()]
-    parts[_name(_SESSIONS)] = CapturedEntry(worker.registry.changes, functools.partial(Entry, listed))
     return Capture("", parts, release)
 
 
-def _unusable_because(run: Mapping[str, Any], resources: Sequence[str]) -> str:
+def _variables(worker: Worker, held: Sequence[tuple[Slot, AnyArray]]) -> dict[str, CapturedEntry]:
+    kinds = {device: [d.type, d.index] for d, device in worker.devices.items()}
+
+    def load(value: AnyArray) -> Entry:
+        device = kinds.get(value.device) if isinstance(value, jax.Array) else None
+        return Entry({"device": device}, (np.asarray(value),))
+
+    return {_name(_VARIABLE, *slot.key): CapturedEntry(weakref.ref(v), functools.partial(load, v)) for slot, v in held}
+
+
+def _stages(worker: Worker) -> dict[str, CapturedEntry]:
+    calls, unused, sessions = worker.registry.kept()
+    # The calls of sessions in this process end with it.
+    foreign = {handle: call for handle, call in calls.items() if call.registration.foreign}
+    parts = {_name(_STAGE, h): CapturedEntry(h, functools.partial(_stage, call)) for h, call in foreign.items()}
+    parts |= {_name(_STAGE, h): CapturedEntry(h, functools.partial(_as_it_is, entry)) for h, entry in unused.items()}
+    listed = [[session, handles] for session, handles in sessions.items()]
+    parts[_name(_SESSIONS)] = CapturedEntry(worker.registry.changes, functools.partial(Entry, listed))
+    return parts
+
+
+def _unusable_because(run: Mapping[str, Json], resources: Sequence[str]) -> str:
     """Returns the reason why a task cannot have a backup now; ``resources`` are keys of the store."""
     if run["phase"] == LOADING:
         return "its variables are being given values"
@@ -88,35 +98,23 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
     Returns:
         The last answer on each lane.
     """
-    values: dict[tuple[str, str], tuple[Any, TensorSpec]] = {}
-    answered: dict[LaneKey, Answered] = {}
-    stages: dict[int, Entry] = {}
-    sessions: list[Any] = []
-    run: Mapping[str, Any] | None = None
-    devices = {(d.type, d.index): device for d, device in worker.devices.items()}
+    found: dict[str, dict[tuple[Json, ...], Entry]] = collections.defaultdict(dict)
     for name, entry in image.entries.items():
-        kind, *rest = json.loads(name)
-        if kind == _VARIABLE:
-            spec = TensorSpec.of(entry.arrays[0])
-            values[rest[0], rest[1]] = (_placed(entry, devices), spec)
-        elif kind == _STAGE:
-            stages[rest[0]] = entry
-        elif kind == _ANSWER:
-            reply = Reply(list(entry.arrays), entry.meta["remember"], entry.meta["dynamic"])
-            answered[rest[0], rest[1]] = Answered(entry.meta["seq"], reply, concurrency.monotonic())
-        elif kind == _SESSIONS:
-            sessions = entry.meta
-        elif kind == _STEPS:
-            worker.gate.take_up(entry.meta)
-        else:
-            run = entry.meta
-    worker.registry.inherit(stages, {s: handles for s, handles in sessions}, _reviver(worker))
-    worker.store.replace(values)
+        kind, *key = json.loads(name)
+        found[kind][tuple(key)] = entry
+    stages = {handle: entry for (handle,), entry in found[_STAGE].items()}
+    sessions = {session: handles for entry in found[_SESSIONS].values() for session, handles in entry.meta}
+    worker.registry.inherit(stages, sessions, _reviver(worker))
+    for entry in found[_STEPS].values():
+        worker.gate.take_up(entry.meta)
+    devices = {(d.type, d.index): device for d, device in worker.devices.items()}
+    variables = found[_VARIABLE].items()
+    worker.store.replace({(c, n): (_placed(e, devices), TensorSpec.of(e.arrays[0])) for (c, n), e in variables})
     worker.rendezvous.resumed = True
     worker.checkpoint_participant.jobs.resumed = True
-    if run is not None:
-        worker.store.run.take_up(run)
-    return answered
+    for entry in found[_RUN].values():
+        worker.store.run.take_up(entry.meta)
+    return {(client, lane): _answered(entry) for (client, lane), entry in found[_ANSWER].items()}
 
 
 def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, process_id: int) -> BackupImage | str:
@@ -142,22 +140,18 @@ def read(take: Callable[[Header], tuple[Header, Sequence[Array]]], task: str, pr
         index += 1
 
 
-def _name(*parts: Any) -> str:
+def _name(*parts: Json) -> str:
     return json.dumps(parts)
 
 
-def _variable(slot: Slot, value: object, kinds: Mapping[Any, Any]) -> Entry:
-    device = kinds.get(value.device) if isinstance(value, jax.Array) else None
-    return Entry({"device": device}, (np.asarray(value),))
-
-
-def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> Any:
+def _placed(entry: Entry, devices: Mapping[tuple[str, int], jax.Device]) -> AnyArray:
     array, device = entry.arrays[0], entry.meta["device"]
     if device is None:
         return array
     # Without 64-bit mode JAX narrows 64-bit arrays.
     with jax.enable_x64(True):
-        return jax.device_put(array, devices[device[0], device[1]], may_alias=False).block_until_ready()
+        placed: jax.Array = jax.device_put(array, devices[device[0], device[1]], may_alias=False)
+        return placed.block_until_ready()
 
 
 def _stage(call: RegisteredCall) -> Entry:
@@ -178,6 +172,12 @@ def _answer(answered: Answered) -> Entry:
     reply = answered.reply
     meta = {"seq": answered.seq, "remember": reply.remember, "dynamic": reply.dynamic}
     return Entry(meta, tuple(np.asarray(b) for b in reply.buffers))
+
+
+def _answered(entry: Entry) -> Answered:
+    """Returns the answer that ``_answer`` described."""
+    reply = Reply(list(entry.arrays), entry.meta["remember"], entry.meta["dynamic"])
+    return Answered(entry.meta["seq"], reply, concurrency.monotonic())
 
 
 def _reviver(worker: Worker) -> Callable[[int, Entry], RegisteredCall]:

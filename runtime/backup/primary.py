@@ -10,14 +10,14 @@ answer or not at all, and an update that is sent again after a restart is applie
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from absl import logging
 
 from runtime import concurrency
-from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, chunks, packed
+from runtime.backup.holder import CHUNK_BYTES, REFUSED_PROCESS, Entry, Header, Json, chunks, packed
 from runtime.errors import AbortedError, OpError, UnavailableError
 from runtime.tensor_spec import Array
 from runtime.wire.connection import current_call
@@ -55,7 +55,7 @@ class CapturedEntry:
         load: makes the entry.
     """
 
-    token: Any
+    token: object
     load: Callable[[], Entry]
 
 
@@ -101,22 +101,63 @@ class ImageSender:
 
     Attributes:
         moved_at: ``time.monotonic()`` at which the holder answered the last message.
+        images: images sent so far.
+        nbytes: bytes of arrays in these images.
+        secs: seconds that the sending of these images took.
     """
 
-    def __init__(self, task: str, process_id: int, about: Mapping[str, Any], send: Send, chunk_bytes: int) -> None:
+    def __init__(self, task: str, process_id: int, about: Mapping[str, Json], send: Send, chunk_bytes: int) -> None:
         self.moved_at = 0.0
+        self.images = self.nbytes = 0
+        self.secs = 0.0
         self._from = {"of": task, "process_id": process_id}
         self._about = about
         self._send = send
         self._chunk_bytes = chunk_bytes
         self._introduced = False
+        # The image at the holder: its version, its tokens, and the reason why no task can continue from the image.
+        self._kept: tuple[int, Mapping[str, object], str] | None = None
 
-    def push(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> str:
-        """Sends the entries that have changed since image ``base``, or all if that is None.
+    def forget(self) -> None:
+        """Forgets the image at the holder, so that the next image is sent whole."""
+        self._kept = None
+
+    def push(self, version: int, capture: Capture) -> str:
+        """Sends the entries that have changed since the image at the holder, and releases the capture.
+
+        Args:
+            version: version of the capture.
+            capture: references to the task.
 
         Returns:
             The reason for which the holder has refused the image, a ``REFUSED_...``; empty if the holder has the image.
         """
+        base, known, unusable_because = self._kept or (None, {}, "")
+        # The references are released as soon as the changed entries are encoded: until then updates copy arrays.
+        try:
+            tokens = {name: part.token for name, part in capture.parts.items()}
+            changed = {
+                name: part.load()
+                for name, part in capture.parts.items()
+                if name not in known or not _same(known[name], part.token)
+            }
+        finally:
+            capture.release()
+        # The holder knows already that there is no image.
+        if capture.unusable_because and capture.unusable_because == unusable_because:
+            return ""
+        began = concurrency.monotonic()
+        if refused := self._send_messages(version, capture, changed, base):
+            self.forget()
+            return refused
+        self._introduced = True
+        self._kept = version, tokens, capture.unusable_because
+        self.images += 1
+        self.nbytes += sum(entry.nbytes for entry in changed.values())
+        self.secs += concurrency.monotonic() - began
+        return ""
+
+    def _send_messages(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> str:
         messages = chunks(changed, self._chunk_bytes)
         for index, chunk in enumerate(messages):
             table, arrays = packed(chunk)
@@ -132,8 +173,21 @@ class ImageSender:
             self.moved_at = concurrency.monotonic()
             if refused := answer.get("refused", ""):
                 return str(refused)
-        self._introduced = True
         return ""
+
+
+class Life(enum.Enum):
+    """The life of a primary.
+
+    Attributes:
+        OPEN: the task runs.
+        CLOSED: the task stops. Updates that are not in the backup are answered by the process that continues.
+        REPLACED: another process has taken the place of the task.
+    """
+
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+    REPLACED = enum.auto()
 
 
 class Primary:
@@ -157,7 +211,7 @@ class Primary:
         holder: str,
         lag: int,
         process_id: int,
-        about: Mapping[str, Any],
+        about: Mapping[str, Json],
         capture: Callable[[Mapping[LaneKey, Answered]], Capture],
         send: Send,
         fenced: Callable[[], None],
@@ -182,16 +236,12 @@ class Primary:
         self._urgent = 0
         self._lost = ""
         self._unusable_because = ""
-        self._closed = False
-        self._replaced = False
+        self._life = Life.OPEN
         self._answered: dict[LaneKey, Answered] = {}
-        # The tokens of the image at the holder. None sends a whole image.
-        self._tokens: dict[str, Any] | None = None
         self._next_at = 0.0
         self._checked_at = 0.0
         self._most_lag = 0
         self._waited_secs = 0.0
-        self._sent = [0, 0, 0.0]  # images, bytes, seconds
         self._threads = concurrency.ThreadGroup(f"backup of {task} at {holder}")
         self._thread = self._threads.create(self._run, name=f"backup of {task}")
 
@@ -206,10 +256,15 @@ class Primary:
             self._work.notify()
             if self._thread.is_alive():
                 self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS)
-            self._closed = True
+            if self._is_open:
+                self._life = Life.CLOSED
             for condition in (self._work, self._arrived, self._resumed):
                 condition.notify_all()
         self._threads.close(_WAIT_SECS)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._life is Life.OPEN
 
     # -- what the task does ------------------------------------------------------------------------------------
 
@@ -252,7 +307,7 @@ class Primary:
 
     def _has(self, version: int) -> bool:
         """Returns True if the backup has a version, or will not get it: the holder is lost, or the task stops."""
-        return self._replicated >= version or bool(self._lost) or self._closed
+        return self._replicated >= version or bool(self._lost) or not self._is_open
 
     def _wait_for(self, version: int, patience_secs: float | None = None) -> None:
         """Waits, holding the lock, until the backup has a version; does not wait for a lost holder.
@@ -274,9 +329,9 @@ class Primary:
                     what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
                     raise UnavailableError(what, task=self.task)
             self._waited_secs += concurrency.monotonic() - began
-        if self._replaced:
+        if self._life is Life.REPLACED:
             raise AbortedError("another process has taken the place of this one", task=self.task)
-        if self._closed and not self._lost and self._replicated < version:
+        if self._life is Life.CLOSED and not self._lost and self._replicated < version:
             # The caller repeats the call, and the process that goes on from the backup answers or runs it.
             raise UnavailableError(f"its backup at {self.holder} had not got this when it stopped", task=self.task)
 
@@ -285,9 +340,14 @@ class Primary:
         with self._lock:
             self._version += 1
             pending = self._version - self._taken
-            self._most_lag = max(self._most_lag, self._version - self._replicated)
+            self._most_lag = max(self._most_lag, self._lag_now)
             if pending == 1 or pending == self._soon():
                 self._work.notify()
+
+    @property
+    def _lag_now(self) -> int:
+        """Updates that are not in the backup."""
+        return self._version - max(self._replicated, 0)
 
     def _soon(self) -> int:
         """Returns the number of updates outside an image that makes the next image urgent."""
@@ -325,15 +385,15 @@ class Primary:
     def values(self) -> dict[str, float]:
         """Returns the figures of the backup in updates, bytes and seconds; the greatest lag since the last call."""
         with self._lock:
-            lag = self._version - max(self._replicated, 0)
+            lag, sender = self._lag_now, self._sender
             most, self._most_lag = max(self._most_lag, lag), lag
             return {
                 "backup_lag_steps": lag,
                 "backup_lag_steps_max": most,
                 "backup_usable": float(not self._lost and not self._unusable_because and self._replicated >= 0),
-                "backup_sendings_total": self._sent[0],
-                "backup_bytes_total": self._sent[1],
-                "backup_seconds_total": self._sent[2],
+                "backup_sendings_total": sender.images,
+                "backup_bytes_total": sender.nbytes,
+                "backup_seconds_total": sender.secs,
                 "backup_wait_seconds_total": self._waited_secs,
             }
 
@@ -342,7 +402,8 @@ class Primary:
         with self._lock:
             assert -1 <= self._replicated <= self._taken <= self._version
             assert self._running >= 0 and self._urgent >= 0
-            assert self._closed or not self._replaced
+            assert self._most_lag >= self._lag_now, "a lag was not noted"
+            assert not self._paused or self._thread.is_alive(), "updates wait for no thread"
 
     # -- the thread that sends ---------------------------------------------------------------------------------
 
@@ -359,15 +420,14 @@ class Primary:
                 # A computation may have failed, for example. The caller of the computation gets the error.
                 logging.exception("%s: its backup could not be brought up to date", self.task)
                 self._note_lost(str(error))
-            self._tokens = None
+            self._sender.forget()
             with self._lock:
-                if not self._closed:
-                    self._work.wait_for(lambda: self._closed, backoff)
+                self._work.wait_for(lambda: not self._is_open, backoff)
             backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
 
     def _wait_for_work(self) -> bool:
         with self._lock:
-            while not self._closed:
+            while self._is_open:
                 pending = self._version - self._replicated
                 if pending and (self._urgent or pending >= self._soon() or self._lost):
                     return True
@@ -385,53 +445,34 @@ class Primary:
         """Brings the backup up to date, with a whole image if the holder has lost the last image."""
         for _ in range(_TRIES):
             taken = self._take()
-            if taken is None or self._sent_image(*taken) or self._closed:
+            if taken is None:
                 return
-            self._tokens = None
+            began = concurrency.monotonic()
+            refused = self._sender.push(*taken)
+            if not refused:
+                now = concurrency.monotonic()
+                self._next_at = now + min(_MOST_SECS, max(_LEAST_SECS, _SHARE * (now - began)))
+                self._note_arrived(taken[0], taken[1].unusable_because)
+                return
+            if refused == REFUSED_PROCESS:
+                self._leave()
+                return
 
-    def _sent_image(self, version: int, capture: Capture) -> bool:
-        """Sends the entries that have changed; returns True if the holder has the image now."""
-        # The references are released as soon as the changed entries are encoded: until then updates copy arrays.
-        known = self._tokens
-        try:
-            tokens = {name: part.token for name, part in capture.parts.items()}
-            changed = {
-                name: part.load()
-                for name, part in capture.parts.items()
-                if known is None or name not in known or not _same(known[name], part.token)
-            }
-        finally:
-            capture.release()
-        if known is not None and capture.unusable_because and capture.unusable_because == self._unusable_because:
-            self._note_arrived(version, capture.unusable_because)
-            return True
-        began = concurrency.monotonic()
-        answer = self._sender.push(version, capture, changed, None if known is None else self._replicated)
-        if answer == REFUSED_PROCESS:
-            logging.error("%s: another process has taken its place: this one leaves", self.task)
-            self._fenced()
-            with self._lock:
-                self._closed = self._replaced = True
-                self._arrived.notify_all()
-        if answer:
-            return False
-        self._tokens = tokens
-        took = concurrency.monotonic() - began
-        self._next_at = concurrency.monotonic() + min(_MOST_SECS, max(_LEAST_SECS, _SHARE * took))
-        self._sent[0] += 1
-        self._sent[1] += sum(entry.nbytes for entry in changed.values())
-        self._sent[2] += took
-        self._note_arrived(version, capture.unusable_because)
-        return True
+    def _leave(self) -> None:
+        """Leaves the place of the task to the process that has taken the place."""
+        logging.error("%s: another process has taken its place: this one leaves", self.task)
+        self._fenced()
+        with self._lock:
+            self._life = Life.REPLACED
+            self._arrived.notify_all()
 
     def _take(self) -> tuple[int, Capture] | None:
         """Returns references to the task between two updates; None if an update under way takes long."""
         with self._lock:
             self._paused = True
             try:
-                if not self._work.wait_for(lambda: not self._running or self._closed, _DRAIN_SECS) or self._closed:
-                    pass
-                else:
+                drained = self._work.wait_for(lambda: not self._running or not self._is_open, _DRAIN_SECS)
+                if drained and self._is_open:
                     self._taken = self._version
                     old = concurrency.monotonic() - LANE_MEMORY_SECS
                     self._answered = {key: a for key, a in self._answered.items() if a.at > old}
@@ -439,7 +480,7 @@ class Primary:
             finally:
                 self._paused = False
                 self._resumed.notify_all()
-            if not self._closed:
+            if self._is_open:
                 # A call under way may wait for a call that waits here, so the waiting calls run first.
                 self._work.wait(_LEAST_SECS)
             return None
@@ -458,7 +499,7 @@ class Primary:
 
     def _note_lost(self, reason: str) -> None:
         with self._lock:
-            fresh = not self._lost and self._replicated >= 0 and not self._closed
+            fresh = not self._lost and self._replicated >= 0 and self._is_open
             self._lost = reason or "no contact"
             self._arrived.notify_all()
         if fresh:

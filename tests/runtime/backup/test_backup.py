@@ -106,7 +106,7 @@ def test_what_is_kept_is_a_whole_image_whatever_gets_lost(turns: list[Any]) -> N
         try:
             primary._replicate()
         except UnavailableError:
-            primary._tokens = None  # as its thread does
+            primary._sender.forget()  # as its thread does
             lost = True
         primary.validate()
         found = holder.backups.image(TASK)
