@@ -1,12 +1,12 @@
-"""The holder of backups: a task keeps an image of its neighbour, so that the neighbour can go on after its death.
+"""The holder of backups: a task keeps an image of a neighbour, so that the neighbour can continue after a death.
 
-A task is described by entries: names, each with a few words (JSON) and some arrays. Its *image* is all entries as of
-one instant. The task, the *primary*, sends the changes since the last image; the holder completes a new image from
-that, or keeps the image before: an image is whole or absent. The holder does not know the meaning of entries.
+A task is described by entries: names, each with a few words (JSON) and some arrays. An *image* is all entries as of one
+instant. The task, the *primary*, sends the changes since the last image. The holder completes a new image from the
+changes, or keeps the image before: an image is whole or absent. The holder does not know the meaning of entries.
 
-A process that starts as a task draws a random process id. The process that introduced itself last, or took the image up
-last, is the primary. Messages of an earlier process of the task (frozen and replaced, say) are refused, also the first
-message of such a process.
+A process that starts as a task draws a random process id. The primary is the last process that has said hello or has
+taken up the image. The holder refuses messages of an earlier process of the task, for example of a frozen process that
+was replaced, also the first message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROCESSES_KEPT = 64
 """Most process ids that are remembered of a task."""
 
 Json = Any
-"""A value that JSON can say."""
+"""A JSON value."""
 Header = dict[str, Json]
 REFUSED_BASE, REFUSED_PROCESS = "base", "process_id"
 
@@ -40,8 +40,8 @@ class Entry:
     """A part of a task.
 
     Attributes:
-        meta: a value that JSON can say.
-        arrays: numpy arrays that are never changed.
+        meta: a JSON value.
+        arrays: constant numpy arrays.
     """
 
     meta: Json
@@ -60,7 +60,7 @@ class BackupImage:
     Attributes:
         version: number of the task's updates at that instant.
         about: facts of the primary for the process that requests the image.
-        unusable_because: the reason why the task cannot continue from the image; empty if the task can.
+        unusable_because: reason against a continuation from the image; empty if the task can continue.
         entries: the entries by name.
     """
 
@@ -116,13 +116,13 @@ def unpacked(table: Sequence[Json], arrays: Sequence[Array], *, copy: bool = Tru
 
 
 class BackupHolder:
-    """The images of other tasks, by the tasks' names. Thread safe.
+    """The images of neighbours, by name of the task. Thread safe.
 
-    Memory: one image of each task, and the changes of an image that is on its way.
+    Memory: an image of each task, and the changes of an image on the way.
 
     Args:
         audit: log of the task that holds the images.
-        check: raises PermissionDeniedError unless the caller is the task of this name.
+        check: raises PermissionDeniedError unless the caller is the task of a name.
     """
 
     def __init__(self, audit: AuditLog | None = None, check: Callable[[str], None] = lambda task: None) -> None:
@@ -130,9 +130,10 @@ class BackupHolder:
         self._check = check
         self._lock = concurrency.Lock()
         self._images: dict[str, BackupImage] = {}
-        self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}  # process id, version, entries so far
+        # The image on the way, by task: the process id, the version and the entries so far.
+        self._coming: dict[str, tuple[int, int, dict[str, Entry]]] = {}
         self._process_ids: dict[str, list[int]] = {}
-        """By task, the process ids that were introduced; the last one is that of the primary."""
+        """The known process ids, by task. The last id is the id of the primary."""
 
     def answer_message(self, message: Sequence[Array]) -> list[Array]:
         """Answers a message in the form of ``packed_message``."""
@@ -161,7 +162,7 @@ class BackupHolder:
             return self._images.get(task)
 
     def drop_all(self) -> None:
-        """Forgets all images, as the state of the tasks is about to be replaced. New images come whole."""
+        """Forgets all images before a restore. New images come whole."""
         with self._lock:
             self._images.clear()
             self._coming.clear()
@@ -228,7 +229,7 @@ class BackupHolder:
 
 
 def packed_message(header: Header, arrays: Sequence[Array]) -> list[Array]:
-    """Returns a header and arrays as one row of arrays; ``read_message`` is the way back."""
+    """Returns a header and arrays as a row of arrays; ``read_message`` is the way back."""
     return [np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays]
 
 

@@ -1,11 +1,11 @@
-"""The image of a task for its backup, and how another process becomes that task.
+"""The image of a task for the backup, and the start of the next process of the task from the image.
 
-An image has the variables, the run record (with the leadership that the task obeys), the stages that sessions have
-registered, the last answer of each lane, and the steps that may be half done (the memory of the gate).
+An image has the variables, the run record with the leadership, the registered stages of sessions, the last answer of
+each lane, and the steps that may be half done (the memory of the gate).
 
-Queues, accumulators and quorums are not in an image, because calls wait in them: a task with one of these has no
-backup. Tensors that are held for other tasks and orders of a checkpoint under way are left out, too: these steps and
-orders fail with AbortedError, and a session that recovers repeats them.
+Queues, accumulators and quorums are not in an image, because calls wait there. A task with a queue, an accumulator or a
+quorum has no backup. Tensors for other tasks and orders of a checkpoint under way are left out, too. The steps and
+orders fail with AbortedError, and a session that recovers repeats the steps.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _stages(worker: Worker) -> dict[str, CapturedEntry]:
 
 
 def _unusable_because(run: Mapping[str, Json], resources: Sequence[str]) -> str:
-    """Returns the reason why a task cannot have a backup now; ``resources`` are keys of the store."""
+    """Returns the reason against a backup now; ``resources`` are keys of the store."""
     if run["phase"] == LOADING:
         return "its variables are being given values"
     if run["phase"] == FINISHED:
@@ -92,8 +92,8 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
 
     Args:
         worker: the worker of this process.
-        image: the image of an earlier process of the same task.
-        takeovers: number of times that the task has continued from its backup, this time included.
+        image: the image of an earlier process of the task.
+        takeovers: number of continuations from the backup, with the present continuation.
 
     Returns:
         The last answer on each lane.

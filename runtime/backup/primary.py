@@ -4,8 +4,8 @@
                   |--> a thread takes an image (references, microseconds), sends the changes, notes their arrival
 
 With ``lag=0`` the reply to an update waits until the backup has the update. An image is taken between updates, never
-during an update, and has the last answer of each lane beside the variables. So an image has an update together with its
-answer or not at all, and an update that is sent again after a restart is applied exactly once.
+during an update, and has the last answer of each lane beside the variables. So an image has an update together with the
+answer, or has neither. An update that is sent again after a restart is applied exactly once.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LANE_MEMORY_SECS = 600.0
 _TRIES = 3
 _DRAIN_SECS = 0.05
 _SHARE = 9.0
-"""The pause between two sendings that nobody waits for, as a multiple of the time that the last sending took."""
+"""The pause between two sendings without a waiting caller, as a multiple of the last sending's time."""
 _LEAST_SECS, _MOST_SECS = 0.01, 1.0
-"""The shortest and the longest such pause, seconds."""
+"""The shortest and the longest pause, seconds."""
 _FIRST_BACKOFF_SECS, _LAST_BACKOFF_SECS = 0.05, 0.5
 _WAIT_SECS = 1.0
 _CHECK_SECS = 1.0
@@ -51,7 +51,7 @@ class CapturedEntry:
     """One entry of a task as of an instant, not yet encoded.
 
     Attributes:
-        token: the same object, or an equal string or number, while the entry is unchanged.
+        token: an object, or an equal string or number, that stays while the entry is unchanged.
         load: makes the entry.
     """
 
@@ -64,7 +64,7 @@ class Capture:
     """A task as of one instant, by reference.
 
     Attributes:
-        unusable_because: the reason why the task cannot have a backup now; empty if it can.
+        unusable_because: the reason against a backup now; empty without one.
         parts: the entries by name.
         release: releases the references.
     """
@@ -76,7 +76,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class Answered:
-    """The last update that came on a lane.
+    """The last update on a lane.
 
     Attributes:
         seq: number of the update on the lane.
@@ -95,8 +95,8 @@ class ImageSender:
     Args:
         task: the task.
         process_id: random number of this process.
-        about: facts that a later process of the task needs before the use of the backup.
-        send: sends a message to the holder and returns its answer.
+        about: facts for a later process of the task, which reads them before the entries.
+        send: sends a message to the holder and returns the answer.
         chunk_bytes: bytes of arrays in one message.
 
     Attributes:
@@ -191,17 +191,17 @@ class Life(enum.Enum):
 
 
 class Primary:
-    """The side of the task whose backup another task holds. ``start`` starts the thread that sends.
+    """The sending side of a backup: counts updates, sends images, and bounds the lag. ``start`` starts the thread.
 
     Args:
         task: the task.
         holder: name of the task that holds the backup.
-        lag: most updates that were answered and are not in the backup.
+        lag: most answered updates that are not in the backup.
         process_id: random number of this process.
-        about: facts that a later process of the task needs before the use of the backup.
-        capture: takes references to the state of the task; called while no update is under way.
+        about: facts for a later process of the task, which reads them before the entries.
+        capture: takes references to the state of the task; called between updates.
         send: sends a message to the holder and returns the answer.
-        fenced: called when another process has taken the task's place.
+        fenced: called when another process has taken the place of this process.
         chunk_bytes: bytes of arrays in one message.
     """
 
@@ -232,7 +232,7 @@ class Primary:
         self._version = 0
         self._taken = -1
         self._replicated = -1
-        # The number of callers that wait for all updates so far.
+        # Number of callers that wait for all updates so far.
         self._urgent = 0
         self._lost = ""
         self._unusable_because = ""
@@ -250,7 +250,7 @@ class Primary:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread; updates that are not in the backup are sent before if that takes at most a second."""
+        """Stops the thread, which sends the last updates before if the sending takes at most a second."""
         with self._lock:
             self._urgent += 1
             self._work.notify()
@@ -269,13 +269,13 @@ class Primary:
     # -- what the task does ------------------------------------------------------------------------------------
 
     def carry_out(self, run: Callable[[], Reply], client: int, *, gated: bool) -> Reply:
-        """Runs a call that changes the task, and waits until its reply may be given.
+        """Runs a call that changes the task, and waits until the reply may be sent.
 
         Args:
             run: runs the call, and calls ``count`` for an update.
             client: the session of the caller.
-            gated: True for an update of variables that waits for no other worker. Every other call is an order, whose
-                reply waits until the backup has all of the order, whatever the lag.
+            gated: True for an update of variables, which waits for no other worker. Every other call is an order. The
+                reply to an order waits until the backup has the whole order, whatever the lag.
 
         Raises:
             AbortedError, UnavailableError: as ``_wait_for``.
@@ -306,20 +306,20 @@ class Primary:
         return reply
 
     def _has(self, version: int) -> bool:
-        """Returns True if the backup has a version, or will not get it: the holder is lost, or the task stops."""
+        """Returns True if the backup has a version, or no wait helps: the holder is lost, or the task stops."""
         return self._replicated >= version or bool(self._lost) or not self._is_open
 
     def _wait_for(self, version: int, patience_secs: float | None = None) -> None:
         """Waits, holding the lock, until the backup has a version; does not wait for a lost holder.
 
-        This is the one wait of updates and orders.
+        All waits of updates and orders happen here.
 
         Args:
             version: the version.
             patience_secs: time without an answer of the holder after which the wait has failed; None for no limit.
 
         Raises:
-            AbortedError: Another process has taken the place of this one.
+            AbortedError: Another process has taken the place of this process.
             UnavailableError: The version was not in the backup in time, or before the task stopped.
         """
         if not self._has(version):
@@ -364,7 +364,7 @@ class Primary:
                 self._urgent -= 1
 
     def forget(self, client: int) -> None:
-        """Forgets the answers to a client that has said goodbye and will repeat no call."""
+        """Forgets the answers to a client that has said goodbye and repeats no call."""
         with self._lock:
             for key in [key for key in self._answered if key[0] == client]:
                 del self._answered[key]
@@ -376,7 +376,7 @@ class Primary:
 
     @property
     def problem(self) -> str:
-        """The reason why the task could not continue from its backup now; empty if it could."""
+        """The reason against a continuation from the backup now; empty if the task could continue."""
         with self._lock:
             if self._lost:
                 return f"no backup at {self.holder}: {self._lost}"

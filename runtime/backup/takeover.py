@@ -19,11 +19,11 @@ from runtime.task.worker import Worker
 
 @dataclass(frozen=True)
 class Resumed:
-    """The state that a process takes over from the process before, beside the state of the worker.
+    """The state that a process takes over from the last process, beside the state of the worker.
 
     Attributes:
-        incarnation: the number by which peers know the task.
-        takeovers: number of times that the task has continued from its backup, this time included.
+        incarnation: number by which peers know the task.
+        takeovers: number of continuations from the backup, with the present continuation.
         answered: the last answer on each lane.
     """
 

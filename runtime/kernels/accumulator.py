@@ -1,4 +1,4 @@
-"""The conditional accumulator: gradients of one step from distinct workers, taken together as their mean or sum."""
+"""The conditional accumulator: gradients of a step from distinct workers, taken as a mean or a sum."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MEAN, SUM = "mean", "sum"
 class AccumulatorResource(Resource):
     """The gradients of the present step. Thread safe.
 
-    A gradient is accepted when it was computed at the accumulator's step or later, and its worker has none among those
-    that wait to be taken: an aggregate of N counts N distinct workers.
+    A gradient is accepted if its step is the accumulator's step or later, and if no gradient of the worker waits. So an
+    aggregate of N counts N distinct workers.
 
     Args:
         dtype: dtype of the gradients.
         shape: shape of the gradients. None, whole or for a dimension, accepts any that is equal for all.
         reduction: "mean" or "sum".
-        ledger: The ledger that counts the bytes of gradients that wait.
+        ledger: count of the bytes of waiting gradients.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class AccumulatorResource(Resource):
 
     @property
     def num_accumulated(self) -> int:
-        """Gradients that wait to be taken."""
+        """Gradients in the accumulator."""
         with self._changed:
             return len(self._waiting)
 
     @property
     def dropped_gradients(self) -> int:
-        """Gradients that were dropped: computed at an older step, or a worker's second one in an aggregate."""
+        """Dropped gradients: of an older step, or the second gradient of a worker in an aggregate."""
         return self._dropped
 
     def set_global_step(self, step: int) -> None:
@@ -72,9 +72,9 @@ class AccumulatorResource(Resource):
 
         Args:
             gradient: an array of the accumulator's dtype and shape.
-            local_step: the step at which it was computed.
-            worker: the worker that computed the gradient.
-            client: the session for which the bytes are counted.
+            local_step: step of the gradient.
+            worker: worker of the gradient.
+            client: session that owns the bytes.
 
         Returns:
             True if the gradient was accepted.
@@ -99,10 +99,10 @@ class AccumulatorResource(Resource):
             return True
 
     def take_grad(self, count: int, cancelled: Cancellation) -> Array:
-        """Waits until at least ``count`` workers' gradients are in, and takes all that are; the step advances by one.
+        """Waits for gradients of ``count`` workers, takes all gradients, and advances the step by one.
 
         Returns:
-            Their mean (or sum), added up in the order of the workers so that the same gradients give the same bits.
+            The mean (or sum), added in the order of the workers, so that the same gradients give the same bits.
 
         Raises:
             InvalidArgumentError: ``count`` is below 1.
@@ -151,7 +151,7 @@ class AccumulatorResource(Resource):
 def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = None) -> Array:
     """Returns the mean or sum of arrays of one shape, added from first to last.
 
-    Floats of 16 bits are added in 32. The mean of integers is the first one: they are the same for all (a step).
+    Floats of 16 bits are added in 32. The mean of integers is the first array, as all workers give the same step.
 
     Args:
         arrays: at least one array.

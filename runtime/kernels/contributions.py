@@ -1,4 +1,4 @@
-"""The gradients that wait for a synchronous step, and their mean.
+"""The gradients of a synchronous step, from arrival to mean.
 
 A quorum owns the collection and guards the collection by its lock.
 """
@@ -18,13 +18,13 @@ from runtime.tensor_spec import Array, aligned
 
 @dataclass
 class GradientCounts:
-    """The fate of the gradients that were pushed.
+    """The fate of pushed gradients.
 
     Attributes:
         applied: aggregates applied.
-        accepted: gradients in these aggregates.
-        dropped: stale gradients: of another step, or too late for their step.
-        repeated: gradients of a worker that had given its share of the step before.
+        accepted: gradients in the aggregates.
+        dropped: stale gradients, of another step or too late.
+        repeated: gradients of a worker beyond the worker's share of the step.
     """
 
     applied: int = 0
@@ -40,10 +40,10 @@ class Contribution:
     Attributes:
         worker: number of the worker.
         arrays: views of the caller's memory, valid as long as the caller waits; or copies once ``kept``.
-        promised: True once the chief knows of the gradients, so that they stay here for its decision.
+        promised: True once the chief knows of the gradients, so that the gradients stay for a decision.
         kept: True if the arrays are copies.
         counted: True if the gradients were applied, False if they were dropped, None until then.
-        fenced: True if they were dropped because the variables were restored or have lost their values.
+        fenced: True if a restore, or the loss of the variables' values, has dropped the gradients.
     """
 
     worker: int
@@ -61,15 +61,15 @@ class Contribution:
 
 
 class StepGradients:
-    """The contributions to the present step, in the order in which they came.
+    """The contributions to the present step, in the order of arrival.
 
     Args:
         each: most gradients of one worker.
 
     Attributes:
         counts: the fate of all gradients so far.
-        entries: the contributions; none of them is decided.
-        since: ``time.monotonic()`` at which the first of them came.
+        entries: the undecided contributions.
+        since: ``time.monotonic()`` at which the first entry came.
     """
 
     def __init__(self, each: int) -> None:
@@ -91,8 +91,8 @@ class StepGradients:
     def add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         """Adds a contribution.
 
-        A worker that has given its share of the step was started again, or its connection was cut. New gradients
-        replace old gradients, except those that a chief was promised.
+        A worker gives more than the share of a step after a restart, or after its connection was cut. New gradients
+        replace old gradients, but no gradients that a chief was promised.
         """
         contribution = Contribution(worker, arrays)
         if self.owes(worker):
@@ -161,7 +161,7 @@ class StepGradients:
 
 
 def _joined(arrays: Sequence[Array], out: Array) -> Array:
-    """Returns the mean of gradients. Integers are marks and no gradients: their bits are joined."""
+    """Returns the mean of gradients, or the joined bits of integers, which are marks."""
     if out.dtype.kind not in "iub":
         return reduce_in_order(list(arrays), MEAN, out=out)
     np.copyto(out, arrays[0])

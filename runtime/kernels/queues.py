@@ -25,8 +25,8 @@ class Kept(NamedTuple):
 
     Attributes:
         element: The element.
-        owner: The session that has added it.
-        nbytes: Bytes of the element, which are counted for that session.
+        owner: The session that has added the element.
+        nbytes: Bytes of the element, counted for the owner.
     """
 
     element: Element
@@ -51,9 +51,9 @@ class QueueResource(Resource):
         capacity: most elements in the queue; an enqueue waits while the queue is full. 0 or less for no limit.
         dtypes: dtype of each component.
         shapes: shape of each component, None for any shape.
-        ledger: the ledger in which the bytes of elements are counted.
-        min_after_dequeue: elements that stay behind in a shuffling queue while it is open.
-        seed: seed of a shuffling queue, for one sequence of choices; None draws one.
+        ledger: count of the bytes of elements.
+        min_after_dequeue: elements that stay behind in an open shuffling queue.
+        seed: seed of the choices of a shuffling queue; None draws a seed.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class QueueResource(Resource):
         added: Callable[[], None] = lambda: None,
         client: int = NOBODY,
     ) -> None:
-        """Adds elements one after the other, waiting while the queue is full.
+        """Adds elements in order, waiting while the queue is full.
 
         Args:
             elements: the elements, tuples of arrays.
@@ -165,7 +165,7 @@ class QueueResource(Resource):
         Args:
             count: how many.
             cancelled: ends the wait.
-            up_to: when the queue is closed, take the fewer elements that are left, but at least one.
+            up_to: True takes the rest of a closed queue, at least one element.
 
         Raises:
             InvalidArgumentError: components of this queue have no known shape, or differ without padding.
@@ -213,7 +213,7 @@ class QueueResource(Resource):
         return self._closed and self._cancel_enqueues
 
     def _take(self, count: int, up_to: bool, cancelled: Cancellation) -> list[Element]:
-        """Collects ``count`` elements as they come, so that a batch may be larger than the queue."""
+        """Collects ``count`` elements as elements arrive, so that a batch may be larger than the queue."""
         turn = object()
         taken: list[Kept] = []
         with self._changed:

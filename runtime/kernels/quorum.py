@@ -2,20 +2,20 @@
 
 Wanted: a step applies the mean of N gradients of distinct workers, at most one time, on all tasks with variables.
 
-The two simpler ways fail. If each task takes the first N gradients of its own, two tasks take different workers, and
+Two simpler ways do not work. If each task takes the first N gradients to arrive, two tasks take different workers, and
 the step mixes gradients of different batches. If a chief only orders the application, a worker may die between question
 and order, and a task then lacks a gradient that another task has applied.
 
-The solution. Each worker pushes its gradients with the step at which it read the variables. Gradients of the present
-step wait here. A gradient of another step is dropped and counted, and the push is answered at once. After the mean is
-applied the step advances by one, and every waiting push is answered.
+The solution. Each worker pushes gradients with the step at which the worker read the variables. Gradients of the
+present step wait here. A gradient of another step is dropped and counted, and the push is answered at once. After the
+mean is applied the step advances by one, and every waiting push is answered.
 
 * A step on one task (``LoneQuorum``) needs no chief: the task decides as the last gradient arrives.
-* On several tasks (``LedQuorum``) a chief decides in two phases. ``gather`` reports the gradients that are here, and
-  promises to keep them after the death of their workers. ``commit`` applies the gradients that the chief has chosen
+* On several tasks (``LedQuorum``) a chief decides in two phases. ``gather`` reports the gradients of a task, and
+  promises to keep the gradients after the death of a worker. ``commit`` applies the gradients that the chief has chosen
   from the reports of all tasks.
 * The task with the step counter leads (``LeadingQuorum``), and the chief commits there last. So a worker that reads
-  step s from the leader reads step s, or a later step, on every other task. After a later step its gradient comes too
+  step s from the leader reads step s, or a later step, on every other task. After a later step the gradient comes too
   late at the leader. So the other tasks need no counter.
 
 The limit of the solution: a chief may die between the commits of two tasks. The next chief finds the last decision of
@@ -57,14 +57,14 @@ class Rules:
 
     Attributes:
         needed: gradients in an aggregate.
-        total: workers there are. Below ``needed``, each may give several gradients to one aggregate.
-        timeout_secs: how long the first gradient of a step waits before the step goes on without the workers that are
-            missing; None for ever.
-        tasks: all tasks that hold a part of the step.
-        group: the name that the quorums of these tasks share.
-        elastic: workers come and go, and ``total`` means nothing. A worker that gives a gradient is waited for from
-            then on, until it stops training or gives no sign of life; ``needed`` is ``ALL_WORKERS``, or the most that
-            an aggregate has.
+        total: number of workers. Below ``needed``, a worker may give several gradients to an aggregate.
+        timeout_secs: seconds after the first gradient until a step continues without missing workers; None waits for
+            all workers.
+        tasks: all tasks with a part of the step.
+        group: name shared by the quorums of the tasks.
+        elastic: True if workers come and go, whatever ``total``. A step waits for a worker from the first gradient on,
+            until the worker stops training or gives no sign of life. ``needed`` is ``ALL_WORKERS``, or the most
+            gradients of an aggregate.
     """
 
     needed: int
@@ -81,7 +81,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Selection:
-    """The workers whose gradients were applied at a step, one entry for each gradient."""
+    """The workers of the gradients that a step has applied, one entry for each gradient."""
 
     step: int
     workers: tuple[int, ...]
@@ -92,11 +92,11 @@ class Gathered:
     """The report of a task to its chief.
 
     Attributes:
-        step: the step that the task is at.
-        workers: the workers of the gradients here, one entry for each gradient, in the order of arrival.
-        seen: the workers that have pushed since the last report; where workers come and go, all that are there.
+        step: the present step of the task.
+        workers: the workers of the gradients here, an entry for each gradient, in the order of arrival.
+        seen: the workers that have pushed since the last report; where workers come and go, all present workers.
         waited_secs: seconds for which the first gradient has waited.
-        changes: number of changes of the workers that are waited for.
+        changes: number of changes of the roster.
     """
 
     step: int
@@ -172,25 +172,25 @@ class QuorumResource(Resource, abc.ABC):
         cancelled: Cancellation,
         client: int = 0,
     ) -> tuple[int, bool]:
-        """Pushes gradients, and waits until their step has ended.
+        """Pushes gradients, and waits until the step has ended.
 
         A worker that owes the aggregate more gradients is answered at once.
 
         Args:
             worker: number of the worker; the same number after a restart.
             stamp: the step at which the variables were read.
-            arrays: the gradients. They must not change while the call lasts.
+            arrays: the gradients, unchanged during the call.
             target: the variables.
             cancelled: ends the wait; the gradients are withdrawn then, unless a chief was promised them.
             client: the session of the worker.
 
         Returns:
-            The step that the variables are at now, and whether the gradients were applied or will be.
+            The present step of the variables, and True if the gradients were applied or will be.
 
         Raises:
             CancelledError, DeadlineExceededError: The wait was ended.
             AbortedError: the variables were restored meanwhile, or have lost their values.
-            OutOfRangeError: training is over, or so many workers are through that no aggregate comes together.
+            OutOfRangeError: training is over, or too few workers are left for an aggregate.
         """
         with self._changed:
             self._roster.meet(worker, client)
@@ -313,7 +313,7 @@ class QuorumResource(Resource, abc.ABC):
     # -- life --------------------------------------------------------------------------------------------------
 
     def status(self) -> str:
-        """Returns in words the workers that the present step waits for; empty when nothing waits."""
+        """Returns the missing workers of the present step in words; empty if no gradients wait."""
         with self._changed:
             return self._waiting_for(concurrency.monotonic()) if self._gradients.entries else ""
 
@@ -324,13 +324,13 @@ class QuorumResource(Resource, abc.ABC):
             self._wake()
 
     def end_client(self, client: int) -> None:
-        """Notes the end of a session, whose worker has gone where workers come and go."""
+        """Notes the end of a session, and so of an elastic worker."""
         with self._changed:
             if self._roster.end_client(client, self._gradients.workers):
                 self._wake()
 
     def retire(self, client: int, index: int) -> None:
-        """Notes that a session trains no more: its worker is not waited for until the next gradient.
+        """Notes that a session trains no more, so that no step waits for the worker before the next gradient.
 
         Args:
             client: the session.
@@ -341,7 +341,7 @@ class QuorumResource(Resource, abc.ABC):
                 self._wake()
 
     def set_finished(self, finished: bool) -> None:
-        """Notes that training has finished, so that missing workers will not come, or has begun again."""
+        """Notes the end of training, after which no worker comes, or the next beginning."""
         with self._changed:
             if self._ended is not CancelledError:
                 self._ended = OutOfRangeError if finished else None
@@ -374,7 +374,7 @@ class QuorumResource(Resource, abc.ABC):
 
 
 class LoneQuorum(QuorumResource):
-    """The quorum of the only task of a step, which decides by itself as the last gradient arrives."""
+    """The quorum of the only task of a step. The task decides as the last gradient arrives."""
 
     def _present_step(self, stamp: int, target: DeferredProgram) -> int:
         return target.step()
@@ -412,9 +412,9 @@ class LoneQuorum(QuorumResource):
 
 
 class LedQuorum(QuorumResource):
-    """The quorum of a task that a chief leads, and that has no step counter.
+    """The quorum of a task without the step counter, led by a chief.
 
-    The step is the latest that a push has named, or that a commit has reached.
+    The step is the latest step of a push or a commit.
     """
 
     def __init__(self, name: str, rules: Rules, lives: Callable[[int], bool] = lambda session: True) -> None:
@@ -470,11 +470,11 @@ class LedQuorum(QuorumResource):
         """Begins a session of the chief; orders of an earlier session are refused from now on.
 
         Args:
-            check: raises unless the caller leads; called here and by all other orders, when they have waited.
+            check: raises unless the caller leads. Every order calls the check after the wait of the order.
             step_now: reads the step counter, where this task leads.
             generation: generation of the task's variables.
-            wanted: gradients that make a decision worth while.
-            forget: True to drop the gradients here, which do not fit those of the leader.
+            wanted: most gradients that a decision waits for.
+            forget: True to drop the gradients here, which do not fit the gradients at the leader.
 
         Returns:
             The number of the session, the step, and the last decision of this task.
@@ -502,23 +502,22 @@ class LedQuorum(QuorumResource):
         limit_secs: float = timeouts.LOG_EVERY_SECS,
         changes: int = 0,
     ) -> Gathered:
-        """Waits until there is something to decide, reports the gradients here, and promises to keep them.
+        """Waits for a change that the chief does not know, reports the gradients, and promises to keep them.
 
-        The wait ends when as many gradients are here as the chief wants, and more of this step than the chief knows.
+        The wait ends when enough gradients are here, and more gradients of the step than the chief knows.
 
         Args:
             session: of the caller.
             check: as in ``claim``.
             generation: generation of the task's variables.
-            known: the step, and how many gradients of it, that the caller knows of.
+            known: the step, and the number of gradients of the step, known to the caller.
             cancelled: ends the wait.
-            limit_secs: after so long, tells what there is.
-            changes: how many changes of who is there the caller knows of.
+            limit_secs: longest wait in seconds.
+            changes: number of changes of the roster known to the caller.
 
         Raises:
             PermissionDeniedError: another chief leads.
-            FailedPreconditionError: the task has restarted, its variables were restored, or the caller has claimed it
-                again: go on from a new claim.
+            FailedPreconditionError: the task has restarted, was restored, or was claimed again.
         """
 
         def ready() -> bool:
@@ -545,23 +544,23 @@ class LedQuorum(QuorumResource):
             return Gathered(self._step, workers, self._roster.take_heard(), waited, self._roster.changes)
 
     def commit(self, session: int, check: Callable[[], None], generation: int, decision: Selection, wanted: int) -> int:
-        """Applies the gradients that a chief has chosen. Applying the last decision again does nothing.
+        """Applies the gradients of a decision. The last decision is applied no second time.
 
         Args:
             session: of the caller.
             check: as in ``claim``.
             generation: generation of the task's variables.
-            decision: the step, and whose gradients of it to apply.
-            wanted: how many gradients make the next decision worth while. Where workers come and go, 0 means not to
-                wait any more for those that are not chosen.
+            decision: the step, and the workers of the gradients to apply.
+            wanted: most gradients that the next decision waits for. Where workers come and go, 0 ends the wait for
+                workers outside the decision.
 
         Returns:
             The step afterwards.
 
         Raises:
             PermissionDeniedError: another chief leads.
-            FailedPreconditionError: the task is at another step, has restarted, or was restored: claim it again.
-            InternalError: a gradient that was promised is not here.
+            FailedPreconditionError: the task is at another step, has restarted, or was restored.
+            InternalError: a promised gradient is missing.
         """
         with self._changed:
             self._check_chief(session, check, generation)

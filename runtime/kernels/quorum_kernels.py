@@ -71,7 +71,7 @@ def _order(context: Context) -> tuple[LedQuorum, Callable[[], None], int, list[i
     """Returns the parts of a chief's order.
 
     Returns:
-        The quorum, a check that raises unless this task obeys the chief, the generation of the variables, and the
+        The quorum, a check that raises unless the task obeys the chief, the generation of the variables, and the
         further numbers of the order.
     """
     quorum, run = _quorum(context), context.store.run

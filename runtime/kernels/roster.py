@@ -1,4 +1,4 @@
-"""The workers that a synchronous step waits for: a fixed number, or workers that come and go.
+"""The workers of a synchronous step: a fixed number, or workers that come and go.
 
 A quorum owns the roster and guards the roster by its lock.
 """
@@ -21,7 +21,7 @@ class Roster:
 
     Attributes:
         each: most gradients of one worker in an aggregate.
-        changes: how often the workers that are waited for have changed.
+        changes: number of changes of the awaited workers.
         look_secs: seconds between two looks for workers that have died.
     """
 
@@ -33,7 +33,8 @@ class Roster:
         self._name = name
         self._needed = needed
         self._total = total
-        self._there: set[int] | None = None  # None: all of them
+        # The workers that a step waits for; None for all workers.
+        self._there: set[int] | None = None
         self._heard: set[int] = set()
         # By worker, the session of the last gradients.
         self._clients: dict[int, int] = {}
@@ -61,7 +62,7 @@ class Roster:
         return tuple(sorted(heard))
 
     def missing(self, given: Collection[int]) -> list[int]:
-        """Returns the workers without gradients for this step that the step waits for."""
+        """Returns the awaited workers without gradients for the step."""
         return [worker for worker in range(self._total) if worker not in given]
 
     def keep_only(self, workers: Collection[int]) -> None:
@@ -77,11 +78,11 @@ class Roster:
         return False
 
     def end_client(self, client: int, given: Collection[int]) -> bool:
-        """Notes the end of a session; returns True if its worker is waited for no longer."""
+        """Notes the end of a session; returns True if the wait for a worker ends."""
         return False
 
     def retire(self, client: int, index: int, given: Collection[int]) -> bool:
-        """Notes that a session trains no more; returns True if its worker is waited for no longer."""
+        """Notes that a session trains no more; returns True if the wait for a worker ends."""
         known = self._of_client(client)
         if not known and index not in self._clients and 0 <= index < self._total:
             known = {index}
@@ -102,17 +103,17 @@ class Roster:
         return {worker for worker, of in self._clients.items() if client and of == client}
 
     def too_few(self, given: Collection[int]) -> list[int]:
-        """Returns the workers that have stopped training if no aggregate comes together without them; else none.
+        """Returns the workers that have stopped training if too few are left for an aggregate; else an empty list.
 
         Args:
-            given: worker of each gradient that is here: the stopped ones may have given some before.
+            given: worker of each gradient here, perhaps given before the worker stopped.
         """
         most = (self._total - len(self._retired)) * self.each + sum(w in self._retired for w in given)
         return sorted(self._retired) if most < self._needed else []
 
 
 class ElasticRoster(Roster):
-    """Workers that come and go: one that gives gradients is waited for until it stops training or dies.
+    """Workers that come and go. A step waits for a worker from the first gradient until the worker leaves or dies.
 
     Args:
         name: for messages.
@@ -144,11 +145,11 @@ class ElasticRoster(Roster):
         return self._miss({w for w in self.missing(given) if not self._lives(self._clients.get(w, 0))}, given)
 
     def end_client(self, client: int, given: Collection[int]) -> bool:
-        """Drops the worker of a session that has ended; returns True if it was there."""
+        """Drops the worker of a session that has ended; returns True if the worker was present."""
         return self._miss(self._of_client(client), given)
 
     def retire(self, client: int, index: int, given: Collection[int]) -> bool:
-        """Drops the worker of a session that trains no more; returns True if it was there."""
+        """Drops the worker of a session that trains no more; returns True if the worker was present."""
         return self._miss(self._of_client(client), given)
 
     def _miss(self, workers: set[int], given: Collection[int]) -> bool:
@@ -161,5 +162,5 @@ class ElasticRoster(Roster):
         return bool(gone)
 
     def too_few(self, given: Collection[int]) -> list[int]:
-        """Returns none: other workers may come."""
+        """Returns an empty list, as further workers may come."""
         return []

@@ -19,11 +19,11 @@ class _Worker:
 
 
 class StalenessBound(Resource):
-    """The step counts of the workers, of which those too far ahead wait. Thread safe.
+    """The step counts of the workers. A worker too far ahead waits. Thread safe.
 
-    A worker takes part from its first step, at which its count is that of the slowest one, until its session ends. This
-    is the bound of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a Stale
-    Synchronous Parallel Parameter Server", NIPS 2013).
+    A worker takes part from the first step until the end of the session. The first count is the count of the slowest
+    worker. The bound is that of stale synchronous parallel training (Ho et al., "More Effective Distributed ML via a
+    Stale Synchronous Parallel Parameter Server", NIPS 2013).
 
     Args:
         name: for messages.
@@ -85,11 +85,11 @@ class StalenessBound(Resource):
             self._changed.notify_all()
 
     def retire(self, client: int, index: int) -> None:
-        """Stops waiting for the worker of a session that trains no more, until its next step."""
+        """Stops waiting for the worker of a session that trains no more, until the next step of the worker."""
         self.end_client(client)
 
     def set_finished(self, finished: bool) -> None:
-        """Notes that training has finished, so that no worker is waited for, or has begun again."""
+        """Notes the end of training, after which no worker waits, or the next beginning."""
         with self._changed:
             self._finished = finished
             self._changed.notify_all()

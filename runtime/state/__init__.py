@@ -1,1 +1,1 @@
-"""What a task holds between steps: its variables, the write gate and the run record."""
+"""The state of a task between steps: variables, the write gate and the run record."""

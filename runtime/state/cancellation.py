@@ -1,4 +1,4 @@
-"""Cancellation: ends the waits of a call when its session ends, its caller hangs up or its deadline passes."""
+"""Cancellation: the end of the waits of a call, as a session ends, a caller hangs up or a deadline passes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HUNG_UP = "the caller hung up"
 
 
 class Cancellation(concurrency.Event):
-    """Ends the waits of one call: an Event that also wakes the conditions on which the call waits.
+    """The end of one call: an Event that also wakes the conditions of waits.
 
     Args:
         deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no limit.
-        hung_up: returns True if the caller has hung up; asked by a kernel that is about to hand over an element.
-        memory: the effects of an earlier run of the call that was cut off, for the run that takes its place.
+        hung_up: returns True if the caller has hung up. A kernel checks before the kernel hands over an element.
+        memory: effects of an earlier run of the call, which was cut off, for the next run.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Cancellation(concurrency.Event):
         self._conditions: list[concurrency.Condition] = []
 
     def set(self, reason: str = "the session was closed", error: type[CancelledError] = CancelledError) -> None:
-        """Ends the call: its waits, present and future, raise ``error`` with the reason that was given first."""
+        """Ends the call: present and future waits raise ``error`` with the first reason."""
         with self._lock:
             if self._reason:
                 return
@@ -81,8 +81,8 @@ class Cancellation(concurrency.Event):
             ready: the condition of the wait.
             what: name of the wait, for errors.
             until: ``time.monotonic()`` at which the wait ends without an error.
-            acts: True if the call has its effect after the wait. The wait then ends with an error if the caller has
-                gone, also if there was nothing to wait for.
+            acts: True if the call has an effect after the wait. A call without a wait then raises too if the caller has
+                gone.
 
         Returns:
             True if ``ready()`` was true; False only after ``until``.
@@ -94,7 +94,7 @@ class Cancellation(concurrency.Event):
             if acts:
                 self._check_wanted(what)
             return True
-        # In the list before the reason is looked at: whoever sets the reason later finds the condition here.
+        # The condition is listed before the first look at the reason, so that a later ``set`` finds the condition.
         with self._lock:
             self._conditions.append(condition)
         try:

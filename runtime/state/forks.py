@@ -1,8 +1,8 @@
-"""Forks: an object with connections knows the process that made it, and refuses to act in a child of that process.
+"""Forks: an object with connections knows the process of its birth, and refuses to act in a forked child.
 
-A forked child has the sockets of its parent, but none of the threads, and maybe locks that nobody releases. A goodbye
-from the child would end what the parent still uses. So in the child `close` and `stop` do nothing, and what needs a
-connection raises.
+A forked child has the sockets of the parent but no threads, and perhaps locks that no thread will release. A goodbye
+from the child would end connections of the parent. So in the child `close` and `stop` do nothing, and a method that
+needs a connection raises.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class HomeProcess:
-    """The process in which an object was made.
+    """The process that made an object.
 
     Args:
-        what: names the object in errors: "the session".
+        what: name of the object in errors: "the session".
     """
 
     __slots__ = ("_forks", "_what")

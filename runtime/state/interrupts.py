@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM are held back during a call whose effects must happen together."""
+"""Signals held back: Ctrl-C and SIGTERM wait for the end of a call with effects that belong together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _held_back: _HeldBack | None = None
 
 
 def _forked() -> None:
-    """Makes the forking thread the main one; a call of another thread does not end in the child."""
+    """Makes the forking thread the main thread; calls of other threads do not end in the child."""
     global _main_thread, _held_back
     if _held_back is not None and _get_ident() != _main_thread:
         _held_back.restore_handlers()
@@ -36,12 +36,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function``, and signals are held back during its calls; what came meanwhile is acted upon at the end.
+    """Holds signals back during calls of a function, and runs the handlers at the end of the call.
 
-    Python runs a signal's handler between any two bytecodes of the main thread, so what Ctrl-C raises, or SIGTERM where
-    the program has a handler that raises (``harness.preemptible``), may come right after a lock was taken or a call has
-    had its effect, before that is noted. In other threads there is nothing to hold back. A signal does not end a wait
-    within such a call, so each wait there needs a limit: that at the write gate has ``Limits.pause_secs``.
+    Python runs a signal's handler between any two bytecodes of the main thread. A handler that raises
+    (``KeyboardInterrupt``, ``harness.preemptible``) may raise right after a lock was taken, or between an effect and
+    the note of the effect. Other threads run no handlers. A held signal ends no wait, so each wait within a call needs
+    a limit. The limit at the write gate is ``Limits.pause_secs``.
     """
 
     @functools.wraps(function)
@@ -106,7 +106,7 @@ class _HeldBack:
             self._act()
 
     def _act(self) -> None:
-        """Calls the handler of each signal that came, also if another handler raises."""
+        """Calls the handler of each signal that came, also after a handler has raised."""
         if self._came:
             number, frame = self._came.popitem()
             try:

@@ -1,7 +1,7 @@
 """Leadership: the claim under which a chief orders tasks.
 
-Every task obeys one leadership at a time and keeps it in its run record. A chief claims the tasks under an epoch larger
-than that of any chief before. After a claim the tasks refuse late orders under an earlier epoch.
+Every task obeys one leadership at a time, and the run record keeps the leadership. A chief claims the tasks under an
+epoch larger than the epoch of any chief before. After a claim the tasks refuse late orders under an earlier epoch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Leadership:
     """The claim of a chief; false for ``NOBODY``.
 
     Attributes:
-        epoch: larger than that of any chief before; 0 without a chief.
-        owner: number that the chief has drawn for itself.
+        epoch: number of the claim, larger than of any claim before; 0 without a chief.
+        owner: random number of the chief.
     """
 
     epoch: int = 0

@@ -1,7 +1,7 @@
 """The ledger of a task: the bytes that the task keeps for each session.
 
-The store, the rendezvous, the queues, the accumulators and the registry share it. An eighth of each limit is for stages
-alone, so that a full queue refuses no stage that would empty it. What is taken or dropped is released.
+The store, the rendezvous, the queues, the accumulators and the registry share the ledger. An eighth of each limit is
+for stages alone, so that a full queue does not refuse the stage that would empty the queue.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Ledger:
         return self._bytes.get(session, 0)
 
     def check(self, session: int, more: int = 0, *, stages: bool = False) -> None:
-        """Checks that so many bytes more may be kept for a session.
+        """Checks that a session may keep further bytes.
 
         Args:
             session: The session.
             more: The bytes.
-            stages: True for stages, which may fill the limits; values leave an eighth of them to stages.
+            stages: True for stages, which may fill the limits; values leave an eighth to stages.
 
         Raises:
             ResourceExhaustedError: More than a limit would be kept, for the session or for all.
@@ -59,12 +59,12 @@ class Ledger:
             raise limits.exceeded("task_bytes", f"{of_all} bytes are kept here for all sessions", self._task)
 
     def reserve(self, session: int, count: int, *, checked: bool = True, stages: bool = False) -> None:
-        """Counts bytes that are kept for a session from now on.
+        """Counts bytes for a session from now on.
 
         Args:
             session: The session.
             count: The bytes.
-            checked: False counts them whatever the limits are.
+            checked: False counts the bytes without a look at the limits.
             stages: As of ``check``.
 
         Raises:
@@ -77,9 +77,10 @@ class Ledger:
             self._bytes[session] = self._bytes.get(session, 0) + count
 
     def release(self, session: int, count: int) -> None:
-        """Counts bytes of a session that are kept no longer, also of a session that has ended."""
+        """Releases bytes of a session, also after the end of the session."""
         with self._lock:
             self._total -= count
+            # After the end of a session its bytes are counted for nobody.
             owner = session if self._bytes.get(session, 0) >= count else NOBODY
             left = self._bytes.get(owner, 0) - count
             if left:
@@ -94,7 +95,7 @@ class Ledger:
             assert min(self._bytes.values(), default=0) >= 0
 
     def end(self, session: int) -> None:
-        """Counts the bytes of a session that ends for ``NOBODY``."""
+        """Moves the bytes of a session that ends to ``NOBODY``."""
         with self._lock:
             self.own.discard(session)
             left = self._bytes.pop(session, 0)

@@ -12,11 +12,11 @@ from runtime.limits import Limits
 
 @dataclass(frozen=True)
 class Environment:
-    """The task around a run record, as its server describes the task. A task without a server has the defaults.
+    """The surroundings of a run record, as the server of the task describes them. Without a server the defaults hold.
 
     Attributes:
-        address: returns the address of this task. The address is known once the server's port is open.
-        expected: the tasks that must be done before ``when_all_done`` is called.
+        address: returns the address of the task, which is known once the server's port is open.
+        expected: tasks that must be done before ``when_all_done`` is called.
         limits: the limits of waits and of participants.
         when_all_done: called without the lock when every expected task is done and a task has asked for the end.
         when_loading: called, under the lock, before the leader gives the variables new values.
@@ -52,7 +52,7 @@ class Participant:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A task for which another task stays at the end of training.
+    """A task that a ps waits for at the end of training.
 
     Attributes:
         task: name of the task.
@@ -81,16 +81,16 @@ _QUIET_SECS = 3.0
 
 
 class Participants:
-    """The tasks that take part in a run. The lock of their run record guards them.
+    """The tasks of a run. The lock of the run record guards the fields.
 
     Attributes:
-        joined: the tasks that have joined, by name.
-        done: the tasks that are done, in order.
-        states: by task that is done, the small named states that it has sent.
-        left: the tasks that have said goodbye: a part of ``done``.
-        elastic: True where workers come and go, so that nobody is expected.
-        leave: True once a task has asked this task to leave at the end.
-        silence_secs: seconds of silence after which a task is not waited for; None until a chief has set the limit.
+        joined: tasks that have joined, by name.
+        done: tasks that are done, in order.
+        states: small named states of the tasks that are done, by task.
+        left: tasks that have said goodbye: a part of ``done``.
+        elastic: True where workers come and go, so that no worker is expected.
+        leave: True once a task has ordered this task to leave at the end.
+        silence_secs: seconds of silence after which the wait for a task ends; None until a chief has set the limit.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -101,7 +101,7 @@ class Participants:
         self.reset()
 
     def reset(self) -> None:
-        """Begins another run, without the tasks that were done."""
+        """Begins the next run, without the tasks that were done."""
         self.joined = {name: part for name, part in self.joined.items() if name not in self.done}
         self.done = {}
         self.states: dict[str, dict[str, bytes]] = {}
@@ -109,11 +109,11 @@ class Participants:
         self.elastic = self.leave = False
 
     def count_with(self, *names: str) -> int:
-        """Returns how many tasks the record would hold with these."""
+        """Returns the number of tasks in the record after tasks of these names have come."""
         return len({*self.joined, *self.done, *names})
 
     def join(self, name: str, participant: Participant) -> None:
-        """Adds a task to the run; a task that was done takes part again."""
+        """Adds a task to the run, also a task that was done."""
         self.joined[name] = participant
         self.done.pop(name, None)
         self.states.pop(name, None)
@@ -121,25 +121,25 @@ class Participants:
 
     @property
     def may_go(self) -> bool:
-        """True if this task leaves at the end; a task that expects no worker stays, unless workers come and go."""
+        """True if the task leaves at the end. Without expected workers a task stays, unless workers come and go."""
         return self.leave and (bool(self._environment.expected) or self.elastic)
 
     def awaited(self, finished: bool) -> list[Awaited]:
-        """Returns the tasks for which this task stays at the end."""
+        """Returns the tasks to wait for at the end."""
         silences = self.silences(concurrency.monotonic())
         parts = {task: self.joined.get(task, Participant()) for task in self.missing()}
         limit = self.silence_secs if finished else None
         return [Awaited(task, part.address, silences.get(task), limit) for task, part in parts.items()]
 
     def missing(self) -> list[str]:
-        """Returns the tasks that take part, or are expected, and are not done."""
+        """Returns the joined and expected tasks that are not done."""
         # A task that has joined need not be in the cluster that this task knows: workers may be added.
         expected = () if self.elastic else sorted(self._environment.expected)
         everybody = {**dict.fromkeys(expected), **dict.fromkeys(self.joined)}
         return [task for task in everybody if task not in self.done]
 
     def silences(self, now: float) -> dict[str, float]:
-        """Returns the seconds since the last sign of life of each task that is not done and has given one."""
+        """Returns the seconds since the last sign of life, by task that is not done."""
         for part in self.joined.values():
             silent = self._environment.silent(part.session) if part.session else None
             if silent is not None:

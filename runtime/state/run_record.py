@@ -1,7 +1,7 @@
-"""The run record: a task's knowledge of the training run to which its variables belong.
+"""The run record: the knowledge of a task about the training run.
 
-Between-graph training has no central scheduler. The facts on which workers must agree lie beside the variables instead,
-on every task that has variables: the chief, the phase, the tasks that take part and the tasks that are done.
+Between-graph training has no central scheduler. Workers must agree on the chief, the phase, the tasks of the run and
+the tasks that are done. These facts lie beside the variables, on every task with variables.
 
 The phases:
 
@@ -10,12 +10,12 @@ The phases:
     ready     training runs
     finished  the chief has ended training
 
-A worker that leaves during training says goodbye, and is done like a worker that has trained to the end. Until a run is
-finished any task may order its end (``stop``) with a reason, and all tasks that take part wait for such an order.
+A worker that leaves during training says goodbye, and counts as done. During a run any task may order the end
+(``stop``) with a reason, and all tasks of the run wait for the order.
 
-The end. A worker joins with its training session, and the connections of the session are its sign of life. A ps that
-may leave at the end of training leaves when the run has finished and every worker is done. A worker without a sign of
-life for the time that the chief has set is not waited for: silence is limited, never work.
+The end. A worker joins with a training session, and the connections of the session are the sign of life. A ps leaves
+when the run has finished and every worker is done. The chief limits the silence of a worker, and never the work: the
+wait for a silent worker ends after ``silence_secs``.
 
 The fence. A chief that replaces the values of variables begins with ``load``. If there were values, ``load`` starts a
 new generation of the task, and stage calls that were registered in an earlier generation are refused with AbortedError.
@@ -48,18 +48,18 @@ class RunRecord:
     """The record of one task.
 
     Args:
-        changed: the store's condition; its lock guards the record too, so that a fence and a stage cannot overlap.
+        changed: condition of the store. The lock guards the record too, so that a fence and a stage cannot overlap.
         has_values: returns True if a variable of the store has a value; called under the lock.
         environment: the task around the record.
 
     Attributes:
-        generation: number of times that values were replaced under sessions that used them.
-        environment: the task around the record.
-        origin: why this task began without values, if it should have had some; for the log of a chief.
+        generation: number of times that a restore has replaced values in use.
+        environment: surroundings of the record.
+        origin: reason for a start without values where values were expected; for the log of a chief.
         finished_at: ``time.monotonic()`` when the run finished, else None.
-        goes_at: ``time.monotonic()`` at which this task stops to serve; None unless the task was asked to stop.
-        leadership: the leadership that the task obeys; ``NOBODY`` without a chief.
-        saved: the global step's (container, name), and its value in the last checkpoint, when the chief has told.
+        goes_at: ``time.monotonic()`` at which the task stops to serve; None before an order to stop.
+        leadership: the leadership in force; ``NOBODY`` without a chief.
+        saved: (container, name) of the global step and the value in the last checkpoint; None without a report.
     """
 
     def __init__(
@@ -86,17 +86,16 @@ class RunRecord:
         """Carries out one order, and returns the record after the order.
 
         Args:
-            order: the order; what each kind does stands beside its message (protos/runtime/proto/run_record.proto).
+            order: the order. protos/runtime/proto/run_record.proto tells the effect of each kind.
             task: this task's name, for errors.
-            cancelled: set when the caller has gone. An order that waits ends then, and a later order is not carried
-                out.
+            cancelled: set when the caller has gone. The set ends an order that waits, and prevents a later order.
 
         Raises:
-            InvalidArgumentError: The order is empty, or of a kind that this task does not know.
+            InvalidArgumentError: The order is empty, or of an unknown kind.
             PermissionDeniedError: The sender does not lead any more.
-            AbortedError: The sender took the lead before this task was started again.
+            AbortedError: The sender took the lead before the task was started again.
             CancelledError: The caller has gone.
-            OpError: The task has stopped. This is the error that ``close`` was given.
+            OpError: The task has stopped, with the error of ``close``.
         """
         handler = _HANDLERS.get(_checked_kind(order, task))
         if handler is None:
@@ -133,13 +132,13 @@ class RunRecord:
         )
 
     def go_at(self, when: float) -> None:
-        """Reports to the leader that this task stops to serve at ``when`` (``time.monotonic()``)."""
+        """Reports to the leader the time at which the task stops to serve, as ``time.monotonic()``."""
         with self._changed:
             self.goes_at = when
             self._changed.notify_all()
 
     def close(self, error: OpError) -> None:
-        """Ends the waits of orders, and refuses further ones. Does nothing the second time.
+        """Ends the waits of orders, and refuses further orders. Does nothing the second time.
 
         Args:
             error: the reason, which every order raises from now on.
@@ -161,13 +160,13 @@ class RunRecord:
         deposed: type[OpError] = PermissionDeniedError,
         outdated: type[OpError] = AbortedError,
     ) -> None:
-        """Checks that an order comes under the leadership that this task obeys.
+        """Checks that an order comes under the leadership in force.
 
-        No chief can claim the task between this check and the work of a caller that holds the store's lock.
+        While a caller holds the store's lock, no chief can claim the task between the check and the work.
 
         Args:
             leadership: the leadership of the order.
-            what: the work that is ordered, for the error.
+            what: name of the work, for the error.
             task: this task's name, for the error.
             deposed: the error if another chief leads.
             outdated: the error if no chief leads, as the task was started again, or if the same chief has claimed the
@@ -189,7 +188,7 @@ class RunRecord:
             )
 
     def states_of_done(self) -> dict[str, dict[str, bytes]]:
-        """Returns the small named states that were sent, by the task that is done."""
+        """Returns the small named states of the tasks that are done, by task."""
         with self._changed:
             return {task: dict(states) for task, states in self._tasks.states.items()}
 
@@ -199,7 +198,7 @@ class RunRecord:
         return self._phase
 
     def state(self) -> dict[str, Any]:
-        """Returns the record as JSON can say it, for another process of the task; call it under the lock."""
+        """Returns the record as JSON, for the next process of the task. The caller holds the lock."""
         return {
             "generation": self.generation,
             "leadership": [self.leadership.epoch, self.leadership.owner],
@@ -241,7 +240,7 @@ class RunRecord:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def session_ended(self, session: int) -> None:
-        """Notes the end of a session as the last sign of life of its task."""
+        """Notes the end of a session as the last sign of life of a task."""
         with self._changed:
             for part in self._tasks.joined.values():
                 if part.session == session:
@@ -254,15 +253,15 @@ class RunRecord:
             self._tasks.silences(concurrency.monotonic())
 
     def awaited(self) -> list[Awaited]:
-        """Returns the tasks for which this task stays at the end; none unless a task has asked for the end."""
+        """Returns the tasks to wait for at the end; empty before an order to leave."""
         with self._changed:
             return self._tasks.awaited(self._phase == FINISHED) if self._tasks.may_go else []
 
     def may_leave(self, late_secs: float) -> bool:
-        """Returns True if this task may leave: no task needs it that lives, or may still come.
+        """Returns True if the task may leave: every awaited task has been silent for too long.
 
         Args:
-            late_secs: seconds after the end of the run for which tasks that have never come are waited for.
+            late_secs: seconds after the end of the run in which absent tasks may still come.
         """
         with self._changed:
             if not self._tasks.may_go:
@@ -277,12 +276,12 @@ class RunRecord:
         )
 
     def training(self) -> dict[str, int]:
-        """Returns the sessions of the tasks that take part and are not done, by the tasks' names."""
+        """Returns the sessions of the tasks in training, by task."""
         with self._changed:
             return {task: part.session for task, part in self._tasks.joined.items() if task not in self._tasks.done}
 
     def unfinished(self) -> bool:
-        """Returns True if a task takes part in a run that no chief has finished."""
+        """Returns True if tasks take part in a run that is not finished."""
         return bool(self._tasks.joined) and self._phase != FINISHED
 
     # -- the orders --------------------------------------------------------------------------------------------
@@ -302,7 +301,7 @@ class RunRecord:
         self._check_open(task)
 
     def _inspect(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        """Changes nothing: "inspect" only reads, and for "rest" the worker wakes the updates that wait."""
+        """Changes nothing: "inspect" only reads, and for "rest" the worker wakes waiting updates."""
 
     def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)
@@ -329,7 +328,7 @@ class RunRecord:
             self.generation += 1
 
     def _begin_another(self) -> None:
-        """Begins another run after the end of one; the tasks that were done need not join."""
+        """Begins the next run after the end of a run."""
         if self._phase == FINISHED:
             self._tasks.reset()
             self._stop = ""
@@ -419,7 +418,7 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
 
 
 def wait_secs(order: pb.RunOrder) -> float:
-    """Returns the most seconds that an order waits on a task with the default limit; 0 for an order without a wait."""
+    """Returns the longest wait of an order in seconds with the default limit; 0 without a wait."""
     return min(Limits.run_order_secs, max(order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs))
 
 
@@ -427,7 +426,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
     """Returns the kind of an order; empty for an order of no kind.
 
     Raises:
-        InvalidArgumentError: The order has fields that this task does not know, or an invalid time.
+        InvalidArgumentError: The order has unknown fields, or an invalid time.
     """
     kind = order.WhichOneof("order") or ""
     given: list[Message] = [order, order.leadership, *([getattr(order, kind)] if kind else [])]

@@ -1,4 +1,4 @@
-"""The store: the variables and other named resources of one task, in named containers."""
+"""The store: the variables and the named resources of a task, in named containers."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Slot:
         value: a ``jax.Array`` (an object array for strings); None until the variable is initialised.
         spec: shape and dtype of the value.
         lost: the reason of the loss if a failed program has taken the value along; else empty.
-        readers: references to the value that are not pinned yet. With such references an update must not donate the
+        readers: number of references to the value that are not pinned yet. Above 0, an update must not donate the
             array.
-        counted: bytes that the ledger has for the value.
+        counted: bytes of the value in the ledger.
     """
 
     __slots__ = ("key", "lock", "value", "spec", "lost", "readers", "counted")
@@ -62,7 +62,7 @@ class Slot:
 
         Raises:
             FailedPreconditionError: The variable is not initialised.
-            AbortedError: The variable has lost its value.
+            AbortedError: The value of the variable was lost.
             InvalidArgumentError: The variable was initialised with another shape or dtype.
         """
         value = self.value
@@ -96,7 +96,7 @@ def _uninitialized(slots: Iterable[Slot], task: str) -> UninitializedError:
 class Resource:
     """A named thing in a container beside the variables: a queue, an accumulator, a quorum.
 
-    The methods report events; a kind of resource overrides the ones that concern its waits.
+    The methods report events. A kind of resource overrides the methods for events that end waits.
 
     Attributes:
         described: the description that the resource was made from. Every session must describe the resource alike.
@@ -113,24 +113,25 @@ class Resource:
         """Ends all waits: the container was cleared."""
 
     def end_client(self, client: int) -> None:
-        """Stops waiting for the contributions of a session that has ended."""
+        """Notes the end of a session, which contributes no more."""
 
     def retire(self, client: int, index: int) -> None:
-        """Notes that a session trains no more, though still open; ``index`` is that of the session's task."""
+        """Notes that an open session trains no more; ``index`` is the index of the session's task."""
 
     def set_finished(self, finished: bool) -> None:
         """Notes that training has finished, or has begun again."""
 
 
 class Claim:
-    """The right of a running stage to variables, which no other stage reads or changes in the ``with`` block.
+    """The right of a running stage to variables. In the ``with`` block no other stage reads or changes the variables.
 
-    Stages that need other variables do not wait. All claims take the locks in the order of the keys, so that two never
-    wait for each other. The store's lock may be taken within a claim, not the other way round. A function that claims
-    is ``uninterrupted``: an exception between the last lock and the block would leave them locked.
+    Stages with different variables do not wait. All claims take the locks in the order of the keys, so that no two
+    claims block each other. The store's lock may be taken within a claim, and no claim under the store's lock. A
+    function that claims is ``uninterrupted``: an exception between the last lock and the block would leave the slots
+    locked.
 
     Args:
-        slots: of the variables; one may come twice.
+        slots: slots of the variables. A slot may come twice.
     """
 
     __slots__ = ("_locks",)
@@ -160,14 +161,14 @@ class Claim:
 
 
 class Store:
-    """All state of one task.
+    """The state of a task.
 
     ``lock`` guards the fields of the slots and the rest of the store: held for moments, never during computation or
-    I/O. A stage is atomic because it claims its variables.
+    I/O. A stage is atomic because the stage claims its variables.
 
     Args:
-        ledger: Where the bytes of variables, and of what resources keep, are counted.
-        environment: The task around the run record.
+        ledger: count of the bytes of variables and of resources.
+        environment: surroundings of the run record.
     """
 
     def __init__(self, ledger: Ledger | None = None, environment: Environment | None = None) -> None:
@@ -191,13 +192,13 @@ class Store:
             return self._slots[key]
 
     def count(self, slots: Iterable[tuple[Slot, int]], *, checked: bool = False) -> None:
-        """Counts the bytes of variables in the ledger, in place of what was counted for them before.
+        """Counts the bytes of variables in the ledger, in place of the last count.
 
-        The variables must be claimed. They are nobody's: one session initialises a model, and all train it.
+        The variables must be claimed. Variables belong to no session: one session initialises a model that all train.
 
         Args:
-            slots: The slots, and the bytes of the values that they have or will have.
-            checked: True refuses what is over the limit ``task_bytes``.
+            slots: The slots, and the bytes of the present or coming values.
+            checked: True refuses values over the limit ``task_bytes``.
 
         Raises:
             ResourceExhaustedError: The values would be over the limit; nothing is counted.
@@ -221,7 +222,7 @@ class Store:
 
         Raises:
             FailedPreconditionError: Some variables are not initialised; the error names them.
-            AbortedError: A variable has lost its value.
+            AbortedError: The value of a variable was lost.
         """
         with self.lock:
             slots = [self._slots.get(key) or Slot(key) for key in keys]
@@ -246,16 +247,16 @@ class Store:
 
     @uninterrupted
     def snapshot(self, keys: Iterable[Key] | None = None) -> dict[Key, Array]:
-        """Returns the values of variables at one instant, by reference: this takes microseconds for any size.
+        """Returns the values of variables at one instant, by reference: in microseconds for any size.
 
-        The arrays are read-only views; as long as one lives, the next update of its variable writes elsewhere.
+        The arrays are read-only views. While a view lives, the next update of the variable writes elsewhere.
 
         Args:
-            keys: which variables; all initialised ones by default.
+            keys: keys of the variables; all initialised variables by default.
 
         Raises:
             FailedPreconditionError: A variable is not initialised.
-            AbortedError: A variable has lost its value.
+            AbortedError: The value of a variable was lost.
         """
         with self.lock:
             chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
@@ -308,7 +309,7 @@ class Store:
                 slot.readers -= 1
 
     def values(self, keys: Iterable[Key]) -> Values:
-        """Returns the values of those ``keys`` that have a value, with or without an update under way."""
+        """Returns the present values of ``keys``, also during an update; keys without a value are left out."""
         with self.lock:
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
@@ -322,7 +323,7 @@ class Store:
         String arrays are made read-only: readers get a variable's own array.
 
         Args:
-            values: the value and its spec, by key.
+            values: value and spec, by key.
             check: called under the lock just before. An exception keeps the old values.
         """
         slots = [self.slot(*key) for key in values]
@@ -340,14 +341,14 @@ class Store:
 
     @uninterrupted
     def drop_lost(self, slots: Iterable[Slot], why: str) -> list[str]:
-        """Makes variables uninitialised whose arrays were donated to a program that failed.
+        """Makes variables uninitialised after a program that had their arrays has failed.
 
         Args:
-            slots: the slots of the variables that the program had.
+            slots: the slots of the program's variables.
             why: the reason, for the error of later reads.
 
         Returns:
-            The names of the variables that have lost their values, now or before.
+            The names of the variables without a value, lost now or before.
         """
         slots = list(slots)
         # A running stage may be about to give the variable a new array: its claim ends first.
@@ -422,7 +423,7 @@ def _name_bytes(key: Key) -> int:
 
 
 def _is_gone(value: object) -> bool:
-    """Returns True if an array was donated to a program, or is the result of a program that has failed."""
+    """Returns True if an array was donated to a program, or comes from a failed program."""
     if not isinstance(value, jax.Array):
         return False
     try:
