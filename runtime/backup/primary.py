@@ -176,8 +176,8 @@ class ImageSender:
         return ""
 
 
-class Life(enum.Enum):
-    """The life of a primary.
+class PrimaryState(enum.Enum):
+    """The states of a primary.
 
     Attributes:
         OPEN: the task runs.
@@ -236,7 +236,7 @@ class Primary:
         self._urgent = 0
         self._lost = ""
         self._unusable_because = ""
-        self._life = Life.OPEN
+        self._state = PrimaryState.OPEN
         self._answered: dict[LaneKey, Answered] = {}
         self._next_at = 0.0
         self._checked_at = 0.0
@@ -257,14 +257,14 @@ class Primary:
             if self._thread.is_alive():
                 self._arrived.wait_for(lambda: self._has(self._version), _WAIT_SECS)
             if self._is_open:
-                self._life = Life.CLOSED
+                self._state = PrimaryState.CLOSED
             for condition in (self._work, self._arrived, self._resumed):
                 condition.notify_all()
         self._threads.close(_WAIT_SECS)
 
     @property
     def _is_open(self) -> bool:
-        return self._life is Life.OPEN
+        return self._state is PrimaryState.OPEN
 
     # -- what the task does ------------------------------------------------------------------------------------
 
@@ -329,9 +329,9 @@ class Primary:
                     what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
                     raise UnavailableError(what, task=self.task)
             self._waited_secs += concurrency.monotonic() - began
-        if self._life is Life.REPLACED:
+        if self._state is PrimaryState.REPLACED:
             raise AbortedError("another process has taken the place of this one", task=self.task)
-        if self._life is Life.CLOSED and not self._lost and self._replicated < version:
+        if self._state is PrimaryState.CLOSED and not self._lost and self._replicated < version:
             # The caller repeats the call, and the process that goes on from the backup answers or runs it.
             raise UnavailableError(f"its backup at {self.holder} had not got this when it stopped", task=self.task)
 
@@ -463,7 +463,7 @@ class Primary:
         logging.error("%s: another process has taken its place: this one leaves", self.task)
         self._fenced()
         with self._lock:
-            self._life = Life.REPLACED
+            self._state = PrimaryState.REPLACED
             self._arrived.notify_all()
 
     def _take(self) -> tuple[int, Capture] | None:

@@ -90,10 +90,13 @@ class AccumulatorResource(Resource):
             if local_step < self._step or worker in self._waiting:
                 self._dropped += 1
                 return False
+            # A dimension of the shape may be open, but the gradients of one aggregate are added to each other.
             first, _ = next(iter(self._waiting.values()), (gradient, client))
             if first.shape != gradient.shape:
                 raise InvalidArgumentError(f"a gradient of shape {gradient.shape} came after one of {first.shape}")
+            # The reservation may raise, so nothing has changed before.
             self._ledger.reserve(client, gradient.nbytes)
+            # The next call of the client overwrites the memory of the gradient.
             self._waiting[worker] = np.array(gradient), client
             self._changed.notify_all()
             return True
@@ -118,6 +121,7 @@ class AccumulatorResource(Resource):
                 acts=True,
             )
             self._check_open()
+            # The arrays belong to this call from here on, so the sum needs no lock.
             taken = self._emptied()
             self._step += 1
         return reduce_in_order([taken[worker] for worker in sorted(taken, key=str)], self._reduction)
@@ -165,8 +169,10 @@ def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = Non
     first = arrays[0]
     if reduction == MEAN and first.dtype.kind in "iub":
         return first
+    # A sum in 16 bits would lose most of its digits after a few workers.
     wide = np.dtype(np.float32) if first.dtype.itemsize == 2 and first.dtype.kind not in "iub" else first.dtype
     total = np.empty(first.shape, wide) if out is None or wide != first.dtype else out
+    # The first two arrays are added into the result, which saves a pass over the memory.
     if len(arrays) == 1:
         np.copyto(total, first)
     else:
@@ -177,6 +183,7 @@ def reduce_in_order(arrays: list[Array], reduction: str, out: Array | None = Non
         np.divide(total, len(arrays), out=total)
     if wide == first.dtype:
         return total
+    # The sum was made in 32 bits, so only now the result can go to the memory of the caller.
     narrow = np.empty(first.shape, first.dtype) if out is None else out
     np.copyto(narrow, total, casting="unsafe")
     return narrow

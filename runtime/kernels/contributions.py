@@ -100,18 +100,22 @@ class StepGradients:
                 self.since = concurrency.monotonic()
             self.entries.append(contribution)
             return contribution
+        # The worker has no share left.
         self.counts.repeated += 1
         of_worker = [c for c in self.entries if c.worker == worker]
         old = next((c for c in of_worker if not c.promised), None)
         if old is None:
             return of_worker[-1]
+        # The push of the old gradients is answered: its caller has given up, or will be told that they were dropped.
         old.counted = False
         self.entries[self.entries.index(old)] = contribution
         return contribution
 
     def withdraw(self, contribution: Contribution) -> None:
         """Removes a contribution whose caller has stopped waiting, unless a chief was promised the contribution."""
+        # Gradients that were decided meanwhile are in no list any more.
         if contribution in self.entries:
+            # The caller uses the memory again after the call, and the chief may still choose the gradients.
             if contribution.promised:
                 contribution.keep()
             else:
@@ -120,6 +124,7 @@ class StepGradients:
     def choose(self, workers: Sequence[int]) -> list[Contribution] | int:
         """Returns the contributions of ``workers``, one for each entry, or the number of a worker with too few."""
         chosen: list[Contribution] = []
+        # A worker may have given more gradients since the report. The first ones are those of the report.
         for worker, count in Counter(workers).items():
             of_worker = [c for c in self.entries if c.worker == worker][:count]
             if len(of_worker) < count:
@@ -147,8 +152,10 @@ class StepGradients:
         """Returns the means, added in the order of the workers: always to the same bits. The memory is used again."""
         # Sums of floats depend on the order, and workers arrive in any order.
         ordered = sorted(chosen, key=lambda c: c.worker)
+        # Each gradient is a row of arrays, and a mean is made for each column.
         columns = list(zip(*(c.arrays for c in ordered), strict=True))
         specs = [(column[0].shape, column[0].dtype) for column in columns]
+        # Shapes change only with another graph, so the buffers serve all steps.
         if specs != [(buffer.shape, buffer.dtype) for buffer in self._buffers]:
             self._buffers = [aligned(*spec) for spec in specs]
         return [_joined(column, buffer) for column, buffer in zip(columns, self._buffers, strict=True)]

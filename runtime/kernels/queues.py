@@ -68,6 +68,7 @@ class QueueResource(Resource):
         min_after_dequeue: int = 0,
         seed: int | None = None,
     ) -> None:
+        # TensorFlow gives an unbounded queue the capacity -1.
         self._capacity = capacity if capacity > 0 else 2**62
         if not 0 <= min_after_dequeue < self._capacity:
             raise InvalidArgumentError(
@@ -85,6 +86,7 @@ class QueueResource(Resource):
         self._closed = False
         self._cancel_enqueues = False
         self._cleared = False
+        # The calls that wait, in the order of arrival. Only the first call of each side may act.
         self._takers: deque[object] = deque()
         self._givers: deque[object] = deque()
 
@@ -145,6 +147,7 @@ class QueueResource(Resource):
 
     @uninterrupted
     def _keep(self, element: Element, client: int, added: Callable[[], None]) -> None:
+        # A signal between two of these lines would leave bytes without an element, or an element that is added twice.
         count = nbytes(element) + _ELEMENT_BYTES
         self._ledger.reserve(client, count)
         self._elements.append(Kept(element, client, count))
@@ -228,6 +231,7 @@ class QueueResource(Resource):
                     )
                     if self._cleared:
                         raise CancelledError(f"queue {self._name!r} was cleared away")
+                    # The queue is closed: the elements that were taken go back before the error.
                     if not self._available():
                         if up_to and taken:
                             break
@@ -252,6 +256,7 @@ class QueueResource(Resource):
         elements = self._elements
         if self._random is not None:
             i = self._random.randrange(len(elements))
+            # The order of the rest has no meaning in a shuffling queue, so a swap is enough.
             elements[i], elements[0] = elements[0], elements[i]
         taken.append(elements.popleft())
 
@@ -265,6 +270,7 @@ class QueueResource(Resource):
         return elements
 
     def _available(self) -> int:
+        # After the close no element comes that could be mixed with the rest.
         left = len(self._elements)
         return left if self._closed else max(0, left - self._stay)
 
@@ -288,9 +294,11 @@ class QueueResource(Resource):
 
 def _stacked(arrays: list[Array], shape: tuple[int | None, ...], dtype: DType) -> Array:
     if not arrays:
+        # A batch without elements has the shape of the component, with 0 for an open dimension.
         return np.empty((0, *(d or 0 for d in shape)), dtype)
     if all(a.shape == arrays[0].shape for a in arrays):
         return np.stack(arrays)
+    # Only a padding queue gets here: the shapes differ.
     size = tuple(max(a.shape[i] for a in arrays) for i in range(len(shape)))
     out = np.full((len(arrays), *size), b"", object) if dtype.hasobject else np.zeros((len(arrays), *size), dtype)
     for place, array in zip(out, arrays, strict=True):

@@ -193,9 +193,11 @@ class QuorumResource(Resource, abc.ABC):
             OutOfRangeError: training is over, or too few workers are left for an aggregate.
         """
         with self._changed:
+            # Also a push that comes too late tells that its worker is alive and trains.
             self._roster.meet(worker, client)
             self._check_open()
             self._target = target
+            # The generation comes first: after a restore the gradients here belong to values that are gone.
             self._renew(target.generation)
             step = self._refresh(self._present_step(stamp, target))
             if stamp != step:
@@ -216,6 +218,7 @@ class QuorumResource(Resource, abc.ABC):
             except BaseException:
                 self._gradients.withdraw(contribution)
                 raise
+            # The session has to learn of the restore, as its own read of the variables is older.
             if contribution.fenced:
                 raise AbortedError("its variables were restored or have lost their values since the session began")
             return self._step, bool(contribution.counted)
@@ -223,6 +226,7 @@ class QuorumResource(Resource, abc.ABC):
     def _add(self, worker: int, arrays: Sequence[Array]) -> Contribution:
         if not self._gradients.entries:
             self._log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
+        # A gradient that was replaced has its answer, and its push waits for the notification.
         repeated = self.counts.repeated
         contribution = self._gradients.add(worker, arrays)
         if self.counts.repeated > repeated:
@@ -240,6 +244,7 @@ class QuorumResource(Resource, abc.ABC):
             self._changed, lambda: self._ended is not None or ready() or bool(self._too_few()), what, self._next_look()
         ):
             self._look(concurrency.monotonic())
+        # The wait has ended for another reason: the quorum has ended, or too few workers are left.
         if not ready():
             self._check_open()
 
@@ -305,6 +310,7 @@ class QuorumResource(Resource, abc.ABC):
             # The gradients are not for these variables any more, and every waiting push must know.
             self._drop(fenced=True)
             raise
+        # From here on the decision counts: the next chief finds it when it claims the task.
         self._last = Selection(self._step, tuple(c.worker for c in chosen))
         self._gradients.settle(chosen)
         self._step += 1
@@ -348,6 +354,7 @@ class QuorumResource(Resource, abc.ABC):
                 self._changed.notify_all()
 
     def _too_few(self) -> list[int]:
+        # With a time limit a step goes on with the gradients that are here, however few.
         if self._rules.timeout_secs is not None:
             return []
         return self._roster.too_few([c.worker for c in self._gradients.entries])
@@ -407,6 +414,7 @@ class LoneQuorum(QuorumResource):
                 *(self._name, self._step, self._rules.timeout_secs),
                 *(len(self._gradients.entries), self._needed(), sorted(here)),
             )
+            # The next steps do not wait for the missing workers again.
             self._roster.keep_only(here)
             self._decide(list(self._gradients.entries))
 
@@ -490,6 +498,7 @@ class LedQuorum(QuorumResource):
             self._renew(generation, forget)
             self._note_counter(step_now)
             self._gathered.notify_all()
+            # The chief repeats the last decision on tasks that lack it.
             return self._session, self._step, self._last
 
     def gather(
@@ -537,6 +546,7 @@ class LedQuorum(QuorumResource):
                 self._check_open()
             self._check_chief(session, check, generation)
             here = self._gradients
+            # From here on the gradients stay, whatever becomes of their workers: the chief decides by this report.
             for contribution in here.entries:
                 contribution.promised = True
             waited = concurrency.monotonic() - here.since if here.entries else 0.0
@@ -567,10 +577,12 @@ class LedQuorum(QuorumResource):
             self._wanted = wanted or self._wanted
             if not wanted:
                 self._roster.go_on_with(decision.workers)
+            # The reply to the first order was lost, or another chief repeats the decision of a dead chief.
             if self._last == decision and self._step == decision.step + 1:
                 return self._step
             if self._step != decision.step:
                 raise FailedPreconditionError(f"{self._name} is at step {self._step}, not at {decision.step}")
+            # The promise of ``gather`` is kept here: each chosen gradient is present.
             chosen = self._gradients.choose(decision.workers)
             if isinstance(chosen, int):
                 raise InternalError(f"{self._name}: the gradients of worker {chosen} for step {self._step} are gone")
@@ -586,6 +598,7 @@ class LedQuorum(QuorumResource):
 
     def _check_chief(self, session: int, check: Callable[[], None], generation: int) -> None:
         check()
+        # A restore drops the gradients that were promised, so the chief has to look again.
         if not self._session or generation != self._generation:
             raise FailedPreconditionError(f"{self._name} has no chief, as it was restarted or restored")
         if session != self._session:

@@ -99,6 +99,7 @@ def _claim(context: Context) -> Sequence[Array]:
 @kernel("quorum/gather")
 def _gather(context: Context) -> Sequence[Array]:
     quorum, check, generation, (session, step, count, changes, limit_millis) = _order(context)
+    # Numbers of an order are int64.
     limit_secs = limit_millis / 1000
     found = quorum.gather(session, check, generation, (step, count), context.cancelled, limit_secs, changes)
     return [
@@ -131,6 +132,7 @@ def _tick(context: Context) -> Sequence[Array]:
     d = context.attrs["resource"]
     bound = named(context, StalenessBound, lambda: StalenessBound(f"{d['name']} on {context.task}", d["bound"]))
     update = _deferred(context)
+    # The update comes before the wait, so that no gradient grows older while its worker waits.
     update.apply(context.inputs)
     step = update.step()
     try:

@@ -33,6 +33,7 @@ def named(context: Context, kind: type[T], make: Callable[[], T]) -> T:
     # A queue and an accumulator may have the same name.
     key = f"{kind.__name__}:{described['name']}"
     found = context.store.resource(described["container"], key, make_described)
+    # Sessions share resources by name, and two programs may mean different things by one name.
     if not isinstance(found, kind) or found.described != described:
         differing = sorted(k for k in {*described, *found.described} if described.get(k) != found.described.get(k))
         raise InvalidArgumentError(
@@ -84,6 +85,7 @@ def _enqueue(context: Context) -> Sequence[Array]:
 def _enqueue_many(context: Context) -> Sequence[Array]:
     counts = sorted({i.shape[0] for i in context.inputs if i.ndim} | {-1 for i in context.inputs if not i.ndim})
     if len(counts) != 1 or counts[0] < 0:
+        # A scalar has no first dimension.
         shapes = [i.shape for i in context.inputs]
         raise InvalidArgumentError(f"enqueue_many needs one first dimension for all components, got shapes {shapes}")
     # Each element owns its bytes: a view would keep the whole batch until its last element is taken.
@@ -149,6 +151,7 @@ def _open_accumulator(context: Context) -> Sequence[Array]:
 @kernel("accumulator/apply_grad")
 def _apply_grad(context: Context) -> Sequence[Array]:
     gradient, local_step, worker = context.inputs
+    # A client without a number counts as one worker for each session.
     who = int(worker) if int(worker) >= 0 else ("session", context.client)
     return [np.asarray(_accumulator(context).apply_grad(gradient, int(local_step), who, context.client))]
 

@@ -28,6 +28,7 @@ class Roster:
     look_secs = float("inf")
 
     def __init__(self, name: str, needed: int, total: int) -> None:
+        # Rounded up: with fewer workers than gradients, all workers together must reach the number.
         self.each = -(-needed // total)
         self.changes = 0
         self._name = name
@@ -49,6 +50,7 @@ class Roster:
             self._there.add(worker)
             self.changes += 1
             logging.info("%s: worker %d takes part", self._name, worker)
+            # All are back, so no worker needs to be listed any more.
             if len(self._there) >= self._total:
                 self._there = None
 
@@ -67,6 +69,7 @@ class Roster:
 
     def keep_only(self, workers: Collection[int]) -> None:
         """Waits for these workers only, and for each further worker after its next gradient."""
+        # A worker that was dropped before stays dropped until its next gradient.
         self._there = set(workers) if self._there is None else self._there & set(workers)
         self.changes += 1
 
@@ -83,6 +86,7 @@ class Roster:
 
     def retire(self, client: int, index: int, given: Collection[int]) -> bool:
         """Notes that a session trains no more; returns True if the wait for a worker ends."""
+        # A worker that stops before its first gradient has no session here. Its number is the index of its task.
         known = self._of_client(client)
         if not known and index not in self._clients and 0 <= index < self._total:
             known = {index}
@@ -108,6 +112,8 @@ class Roster:
         Args:
             given: worker of each gradient here, perhaps given before the worker stopped.
         """
+        # The workers in training may still give their whole share, and the retired workers only gradients that are
+        # here.
         most = (self._total - len(self._retired)) * self.each + sum(w in self._retired for w in given)
         return sorted(self._retired) if most < self._needed else []
 
@@ -123,6 +129,7 @@ class ElasticRoster(Roster):
     look_secs = 0.2
 
     def __init__(self, name: str, lives: Callable[[int], bool]) -> None:
+        # No number of workers is ever complete, so that every worker is listed by name.
         super().__init__(name, 1, sys.maxsize)
         self._there = set()
         self._lives = lives

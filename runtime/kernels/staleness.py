@@ -55,6 +55,8 @@ class StalenessBound(Resource):
                 # The worker is new, or was started again: both begin at the count of the slowest.
                 others = [c.steps for w, c in self._workers.items() if w != worker]
                 entry = self._workers[worker] = _Worker(min(others, default=0), client)
+            # The update is applied already. So the step counts before the wait, and a call that ends early repeats no
+            # step.
             entry.steps += 1
             self._changed.notify_all()
             log_at = concurrency.monotonic() + timeouts.LOG_EVERY_SECS
@@ -74,6 +76,7 @@ class StalenessBound(Resource):
                     slowest,
                     self._bound,
                 )
+            # The end of a run ends the wait without an error, as slower workers may not come again.
             if self._cleared:
                 raise CancelledError(f"{self._name} was cleared away")
             return self._ahead(entry)
@@ -81,6 +84,7 @@ class StalenessBound(Resource):
     def end_client(self, client: int) -> None:
         """Stops waiting for the worker of a session that has ended."""
         with self._changed:
+            # A worker that was started again has another session, and stays.
             self._workers = {w: c for w, c in self._workers.items() if c.client != client}
             self._changed.notify_all()
 

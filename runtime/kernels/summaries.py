@@ -83,6 +83,7 @@ def histogram_proto(values: Array) -> summary_pb2.HistogramProto:
     below[-1] = values.size  # the largest number of all has no limit above it
     counts = np.diff(below, prepend=0)
     used = np.flatnonzero(counts)
+    # A bucket begins at the limit of the bucket before, so one empty bucket stays in front.
     first, last = max(used[0] - 1, 0), used[-1] + 1
     return summary_pb2.HistogramProto(
         min=values.min(),
@@ -126,12 +127,14 @@ def to_pixels(image: Array) -> Array:
     low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
     if low < 0:
         largest = max(abs(low), abs(high))
+        # Zero lies in the middle, so that the sign of a value can be seen.
         scale, offset = 127.0 / largest, 128.0
     else:
         scale, offset = (255.0 / high if high > 0 else 0.0), 0.0
     pixels = np.zeros(image.shape, np.uint8)
     pixels[finite] = np.clip(known * scale + offset, 0, 255).astype(np.uint8)
     if image.shape[2] > 1:
+        # Red, and opaque where there is an alpha channel.
         pixels[~finite, 0] = 255
         pixels[~finite, 3:] = 255
     return pixels
@@ -149,6 +152,7 @@ def encode_png(pixels: Array) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
+    # The format is specified at https://www.w3.org/TR/png/
     body = chunk(b"IDAT", zlib.compress(rows.tobytes()))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
 
@@ -158,6 +162,7 @@ def _audio(context: Context) -> Sequence[Array]:
     tag = context.attrs["tag"]
     sound = _numbers(context, tag, context.inputs[0])
     if sound.ndim == 2:
+        # One channel.
         sound = sound[:, :, None]
     if sound.ndim != 3:
         shape = list(context.inputs[0].shape)
@@ -182,6 +187,7 @@ def _wav(clip: Array, rate: float) -> bytes:
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(clip.shape[1])
+        # Two bytes a sample, as TensorFlow writes.
         file.setsampwidth(2)
         file.setframerate(round(rate))
         file.writeframes((np.clip(np.nan_to_num(clip), -1, 1) * 32767).astype("<i2").tobytes())
