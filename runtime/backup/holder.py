@@ -148,6 +148,7 @@ class BackupHolder:
             if first:
                 self._tell("backup.take", header["of"], "ok" if reply["found"] else "nothing there")
             return reply, images
+        # One line for each process, and not for each image.
         if first and header["hello"]:
             self._tell("backup.begin", header["of"], "ok")
         return self._push(header, arrays), []
@@ -176,6 +177,7 @@ class BackupHolder:
             self._introduce(task, process_id)
             kept = self._images.get(task)
             before = kept if kept is not None and kept.identity == (process_id, base) else None
+            # Changes cannot complete an image that is not here. The primary then sends a whole image.
             if base is not None and before is None:
                 return {"refused": REFUSED_BASE}
             if header["index"] == 0:
@@ -185,9 +187,11 @@ class BackupHolder:
                 if coming is None or coming[:2] != (process_id, version):
                     return {"refused": REFUSED_BASE}
                 coming[2].update(came)
+            # More messages of this image follow.
             if "keep" not in header:
                 return {}
             entries = self._coming.pop(task)[2]
+            # Entries that have not changed come from the image before.
             if before is not None:
                 entries = {**before.entries, **entries}
             whole = {name: entries[name] for name in header["keep"]}
@@ -205,6 +209,7 @@ class BackupHolder:
         known = self._process_ids.setdefault(task, [])
         if process_id not in known:
             known.append(process_id)
+            # A client that draws ids without end must not fill the memory.
             del known[:-_PROCESSES_KEPT]
 
     def _take(self, header: Header) -> tuple[Header, list[Array]]:
@@ -216,6 +221,7 @@ class BackupHolder:
             image = self._images.get(task)
         if image is None or image.unusable_because:
             return {"found": False, "why": image.unusable_because if image is not None else "it has none"}, []
+        # The image is never changed, so each request cuts the same messages.
         messages = chunks(image.entries)
         table, arrays = packed(messages[index])
         about = dict(image.about)

@@ -43,12 +43,14 @@ def capture(worker: Worker, answered: Mapping[LaneKey, Answered]) -> Capture:
     def release() -> None:
         worker.store.release(slots)
 
+    # The references are released by the sender in any case.
     unusable_because = _unusable_because(run, [name for _, name in resources])
     if unusable_because:
         return Capture(unusable_because, {}, release)
     parts = _variables(worker, held) | _stages(worker)
     parts |= {_name(_ANSWER, *key): CapturedEntry(a.seq, functools.partial(_answer, a)) for key, a in answered.items()}
     parts[_name(_RUN)] = CapturedEntry(json.dumps(run), functools.partial(Entry, run))
+    # A new object each time: the steps are always sent.
     parts[_name(_STEPS)] = CapturedEntry(object(), functools.partial(Entry, worker.gate.state()))
     return Capture("", parts, release)
 
@@ -110,6 +112,7 @@ def take_up(worker: Worker, image: BackupImage, takeovers: int) -> dict[LaneKey,
     devices = {(d.type, d.index): device for d, device in worker.devices.items()}
     variables = found[_VARIABLE].items()
     worker.store.replace({(c, n): (_placed(e, devices), TensorSpec.of(e.arrays[0])) for (c, n), e in variables})
+    # Tensors and checkpoint jobs of the earlier process are lost, and their callers learn the reason.
     worker.rendezvous.resumed = True
     worker.checkpoint_participant.jobs.resumed = True
     for entry in found[_RUN].values():

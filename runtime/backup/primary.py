@@ -147,9 +147,11 @@ class ImageSender:
         if capture.unusable_because and capture.unusable_because == unusable_because:
             return ""
         began = concurrency.monotonic()
+        # The holder has no image, or another image than the one that the changes start from.
         if refused := self._send_messages(version, capture, changed, base):
             self.forget()
             return refused
+        # A later hello would look like the hello of a new process.
         self._introduced = True
         self._kept = version, tokens, capture.unusable_because
         self.images += 1
@@ -163,6 +165,7 @@ class ImageSender:
             table, arrays = packed(chunk)
             header: Header = {"kind": "push", **self._from, "hello": not self._introduced}
             header |= {"version": version, "base": base, "index": index, "put": table}
+            # The names of all entries come last, and complete the image at the holder.
             if index == len(messages) - 1:
                 header |= {
                     "keep": list(capture.parts),
@@ -293,6 +296,7 @@ class Primary:
         answered = None
         try:
             reply = run()
+            # The answer goes into the same image as the update: a repeated call finds both or none.
             lane, seq = current_call()
             answered = Answered(seq, reply, concurrency.monotonic())
         finally:
@@ -302,6 +306,7 @@ class Primary:
                     self._answered[client, lane] = answered
                 if self._paused and not self._running:
                     self._work.notify()
+                # A failed call may have changed something before its error, so its reply waits as well.
                 self._wait_for(self._version - self.lag)
         return reply
 
@@ -325,6 +330,7 @@ class Primary:
         if not self._has(version):
             began = concurrency.monotonic()
             while not self._arrived.wait_for(lambda: self._has(version), patience_secs):
+                # A large image takes long. Only a holder that does not answer is given up.
                 if patience_secs is not None and concurrency.monotonic() - self._sender.moved_at >= patience_secs:
                     what = f"its backup at {self.holder} has not got this for {patience_secs:g} s"
                     raise UnavailableError(what, task=self.task)
@@ -341,6 +347,7 @@ class Primary:
             self._version += 1
             pending = self._version - self._taken
             self._most_lag = max(self._most_lag, self._lag_now)
+            # The thread sleeps without work, and hurries when half of the lag is used up.
             if pending == 1 or pending == self._soon():
                 self._work.notify()
 
@@ -423,6 +430,7 @@ class Primary:
             self._sender.forget()
             with self._lock:
                 self._work.wait_for(lambda: not self._is_open, backoff)
+            # A holder that is started again is soon used again, and a dead holder costs no core.
             backoff = min(2 * backoff, _LAST_BACKOFF_SECS)
 
     def _wait_for_work(self) -> bool:
@@ -443,6 +451,7 @@ class Primary:
 
     def _replicate(self) -> None:
         """Brings the backup up to date, with a whole image if the holder has lost the last image."""
+        # A holder that lost its image refuses the changes, and the second try is a whole image.
         for _ in range(_TRIES):
             taken = self._take()
             if taken is None:
@@ -471,9 +480,11 @@ class Primary:
         with self._lock:
             self._paused = True
             try:
+                # Updates that are under way end, and new updates wait meanwhile.
                 drained = self._work.wait_for(lambda: not self._running or not self._is_open, _DRAIN_SECS)
                 if drained and self._is_open:
                     self._taken = self._version
+                    # The answer of a lane that was idle for so long is not asked for again.
                     old = concurrency.monotonic() - LANE_MEMORY_SECS
                     self._answered = {key: a for key, a in self._answered.items() if a.at > old}
                     return self._version, self._capture(self._answered)
@@ -489,6 +500,7 @@ class Primary:
         with self._lock:
             again, self._lost = self._lost, ""
             before, self._unusable_because = self._unusable_because, unusable_because
+            assert self._replicated <= version <= self._taken
             self._replicated = version
             self._checked_at = concurrency.monotonic()
             self._arrived.notify_all()
@@ -499,6 +511,7 @@ class Primary:
 
     def _note_lost(self, reason: str) -> None:
         with self._lock:
+            # A holder that starts later than its primary is not lost, and each loss is logged once.
             fresh = not self._lost and self._replicated >= 0 and self._is_open
             self._lost = reason or "no contact"
             self._arrived.notify_all()

@@ -71,12 +71,15 @@ class ArraySlice:
         while axis + 1 < len(shape) and (chunk[axis] == 1 or shape[axis] == 1) and row > limit:
             axis += 1
             row = math.prod(shape[axis + 1 :]) * self.dtype.itemsize
+        # A block ends at a multiple of the chunk in the whole array, as two writers of one chunk would overwrite each
+        # other.
         unit = chunk[axis]
         step = max(1, limit // (row * unit)) * unit
         for before in np.ndindex(*shape[:axis]):
             first = 0
             while first < shape[axis]:
                 end = min(shape[axis], (offset[axis] + first) // unit * unit + step - offset[axis])
+                assert end > first, "a block without a row would repeat for ever"
                 start = (*(o + b for o, b in zip(offset, before, strict=False)), offset[axis] + first)
                 yield replace(
                     self,

@@ -107,9 +107,12 @@ class Incoming:
             raise InvalidArgumentError(f"{data.size} bytes at {offset} of an array of {self._size} bytes")
         if offset > self._have:
             raise DataLossError(f"bytes {self._have} to {offset} of an array that is being restored did not come")
+        # The byte range was sent again after a broken connection.
         if end <= self._have:
             return None
+        assert offset <= self._have < end <= self._size
         if self._data is None:
+            # The memory is taken with the first byte: arrays are received one after the other.
             self._data = aligned_buffer(self._size)
         self._data[offset:end] = data
         self._have = end

@@ -154,6 +154,7 @@ class CheckpointCoordinator:
             return
         rest = {t: Order(let_through=Order.LetThrough(job=job, steps=steps)) for t, steps in waiting.items()}
         lost = {(s.session, s.step) for reply in self._ask(rest, under) for s in reply.let_through.steps}
+        # The rest of such a step never comes, so the checkpoint holds the half that was written.
         if lost:
             logging.warning(
                 "%d steps lost their worker half-way: the checkpoint holds what they have written", len(lost)
@@ -199,6 +200,7 @@ class CheckpointCoordinator:
             return self._write_stream(snapshot, f"{directory}/{snapshot.stores(stream=True)[0]}")
         order = Order(write=Order.Write(job=snapshot.job, directory=directory))
         replies = self._ask(dict.fromkeys(snapshot.tasks, order), snapshot.leaderships, None)
+        # The tasks have summed their files while writing, so the chief reads none of them.
         files = [CheckpointFile(f.path, f.size, f.crc32) for r in replies for f in r.write.files]
         return WrittenArrays(files, frozenset(key for r in replies for key in r.write.with_nan))
 
@@ -315,6 +317,7 @@ class CheckpointCoordinator:
 
     def _each(self, tasks: Sequence[str], fn: Callable[[str], _T]) -> list[_T]:
         """Calls ``fn`` for each task at the same time and waits for all; raises the first error, if any."""
+        # A thread for a single task would only cost time.
         if len(tasks) == 1:
             return [fn(tasks[0])]
         replies = concurrency.call_all(fn, tasks, "checkpoint order to").values()

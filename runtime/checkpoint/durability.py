@@ -100,6 +100,7 @@ def small_text(path: str) -> str:
         UnicodeDecodeError: The content is not text.
     """
     with _opened(path) as file:
+        # One byte more than the limit shows that the file is too large.
         data = file.read(TEXT_BYTES + 1)
     if not is_small(data):
         raise OSError(errno.EFBIG, "is larger than a file of this kind is", path)

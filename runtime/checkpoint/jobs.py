@@ -140,8 +140,10 @@ class JobTable:
             if number in self._why_ended or number in self._jobs:
                 return self.find(number)
             self.check_connected(job.sender.session)
+            # Each job holds arrays, so a client must not begin jobs without end.
             if len(self._jobs) >= self._limits.checkpoint_jobs:
                 raise self._limits.exceeded("checkpoint_jobs", f"{len(self._jobs)} saves and restores are under way")
+            assert not job.why and not job.at_work, "a job begins once"
             self._jobs[number] = job
             return job
 
@@ -169,6 +171,7 @@ class JobTable:
     def reserve(self, job: Job, order: Cancellation, what: str) -> Iterator[None]:
         """Waits until no other order works on a job, then reserves the job for the block."""
         with self._changed:
+            # An order that was repeated after a broken connection meets the first one at work.
             order.wait_for(self._changed, lambda: not job.at_work, what)
             self.check_alive(job)
             job.at_work = True
@@ -206,8 +209,10 @@ class JobTable:
                         logging.info("%s: checkpoint job %x ends: %s", self._task, number, why)
                     job.why = why
                     job.ended.set()
+                # A job may end during its snapshot, and updates must not wait for the rest of the pause.
                 self._gate.resume(number)
             while len(self._why_ended) > self._limits.checkpoint_jobs:
+                # An order that comes later than so many jobs finds no job, which ends the order as well.
                 self._why_ended.popitem(last=False)
             self._forget_ended()
 

@@ -45,6 +45,7 @@ class Pace:
 
     def rest(self, worked_secs: float) -> None:
         """Rests after a piece of work that took ``worked_secs`` seconds."""
+        # On few cores the work takes a fixed share of the time.
         self._wait(min(worked_secs * self._factor, REST_SECS))
 
 

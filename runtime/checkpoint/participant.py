@@ -153,6 +153,7 @@ class CheckpointParticipant:
         self.jobs.resumed = False
         if not order.seconds >= 0:
             raise InvalidArgumentError(f"a pause of {order.seconds:g} s")
+        # A chief that dies in the pause holds training up for so long.
         if order.seconds > self._limits.pause_secs:
             raise self._limits.exceeded("pause_secs", f"a pause of {order.seconds:g} s")
         # The snapshot would be refused without a connection, and a repeated order would find its pause used up.
@@ -177,6 +178,7 @@ class CheckpointParticipant:
     def _let_through(self, sender: Sender, order: Order.LetThrough, cancelled: Cancellation) -> Reply.Steps:
         self.jobs.resumed = False
         wanted = {(s.session, s.step): s.expected[self._task] for s in order.steps}
+        # The chief logs the steps without their writes in time: the worker has died half-way.
         lost = self._gate.let_through(order.job, wanted, QUIET_SECS)
         return Reply.Steps(steps=[pb.StepWrites(session=s, step=n) for s, n in lost])
 
@@ -216,6 +218,7 @@ class CheckpointParticipant:
                     f"{s.spec}",
                     task=self._task,
                 )
+            # The chief names the checkpoint by the global step of the snapshot, not by a later one.
             if s.array.key == order.report:
                 number = int(value)
             if s.spec.is_string:
@@ -223,6 +226,7 @@ class CheckpointParticipant:
                 slices[index] = replace(s, encoded=value.nbytes)
             arrays.append(value)
         taken = Reply.Taken(number=number, sizes=[a.nbytes for a in arrays])
+        # The job begins with the references, so that a failed snapshot leaves no job.
         self.jobs.begin(order.job, Job(sender, slices, arrays, taken=taken))
         self._note_values(order.job, values)
         return taken
@@ -252,6 +256,7 @@ class CheckpointParticipant:
     def _write(self, sender: Sender, order: Order.Write, cancelled: Cancellation) -> Reply.Written:
         job = self.jobs.find(order.job)
         with self.jobs.reserve(job, cancelled, "writing a checkpoint"):
+            # The reply to the first order was lost.
             if job.written is not None:
                 return job.written
             for s in job.slices:
@@ -259,6 +264,7 @@ class CheckpointParticipant:
             directory = self._to_write(order)
             arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
+            # A job that ends wakes the writer from a rest.
             pace = Pace(lambda: self._gate.entered, job.ended.wait, self._cores)
 
             def write() -> storage.WrittenStore:
@@ -329,6 +335,7 @@ class CheckpointParticipant:
         self.roots.check(order.directory)
         self._check_there(os.path.join(order.directory, storage.STORE_FILE))
         for stored in order.slices:
+            # Keys come from the client, and must not lead out of the directory.
             file_below(order.directory, stored.key)
         if storage.is_local(order.directory):
             self.roots.check_tree(order.directory)
@@ -364,11 +371,13 @@ class CheckpointParticipant:
             return placed.block_until_ready()
 
     def _commit(self, sender: Sender, order: Order.Commit, cancelled: Cancellation) -> None:
+        # The reply to the first order was lost, and the job has ended with the commit.
         if order.job == self._committed:
             return
         try:
             job = self.jobs.find(order.job)
             with self.jobs.reserve(job, cancelled, "changing variables"):
+                # A commit of half of the arrays would mix two models.
                 if len(job.arrays) != len(job.slices) or any(a is None for a in job.arrays):
                     raise FailedPreconditionError("the restore to commit has not read everything", task=self._task)
                 values = {s.slot: (array, s.spec) for s, array in zip(job.slices, job.arrays, strict=True)}
@@ -425,6 +434,7 @@ class CheckpointParticipant:
             AbortedError, NotFoundError: as ``pull``.
         """
         with self._job_of(byte_range, client) as job:
+            # The array is placed on its device as soon as its last byte has come, while the next slice is on its way.
             whole = job.incoming[byte_range.part].put(byte_range.offset, data)
             if whole is not None:
                 job.arrays[byte_range.part] = self._from_bytes(job.slices[byte_range.part], whole)
@@ -453,6 +463,7 @@ class CheckpointParticipant:
 
     def _states(self, sender: Sender, order: Order.States, cancelled: Cancellation) -> Reply.States:
         told = self._store.run.states_of_done().items()
+        # A worker that is done does not answer any more, so the states that it left here ride along.
         of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
         return Reply.States(states=task_states(self._task, self._store.run.environment.address()), of_done=of_done)
 

@@ -70,6 +70,7 @@ class Roots:
             DataLossError: An entry is a device, a pipe or a socket, or there are more entries than in a checkpoint.
             PermissionDeniedError: A link leads out of the roots.
         """
+        # A link may lead back up, and the walk must end.
         seen = {os.path.realpath(directory)}
         self.check_inside(directory)
         left = [(directory, 0)]
@@ -84,6 +85,7 @@ class Roots:
             if count > MOST_ENTRIES or depth > MOST_LEVELS:
                 raise DataLossError(f"{directory} holds more files, or deeper directories, than a checkpoint does")
             for entry in entries:
+                # A directory below the root may hold a link to anywhere.
                 if entry.is_symlink():
                     self.check_inside(entry.path)
                 try:
@@ -116,6 +118,7 @@ def roots_of(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | 
     paths = []
     for each in given:
         root = os.fspath(each)
+        # The working directory may change later.
         path = root if "://" in root or not root else os.path.abspath(root)
         try:
             anywhere.check(path)
@@ -144,6 +147,7 @@ def file_below(directory: str, name: str) -> str:
 
 def _is_below(path: str, root: str) -> bool:
     if "://" not in path and "://" not in root:
+        # A root may be a link itself, so both sides are resolved.
         path, root = os.path.realpath(path), os.path.realpath(root)
     root = root.rstrip("/")
     return path.rstrip("/") == root or path.startswith(f"{root}/")

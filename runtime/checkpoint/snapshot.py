@@ -77,6 +77,7 @@ class VariableSlice:
         full_shape, offset, chunk = tuple(message.full_shape), tuple(message.offset), tuple(message.chunk)
         return cls(
             VariableSpec(message.name, shape, dtype, message.container),
+            # The task knows its own job and index.
             Device("", 0, message.device_type, message.device_index),
             ArraySlice(message.key, shape, dtype, full_shape, offset, chunk),
             message.encoded,
@@ -181,6 +182,7 @@ def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str
         for s in steps:
             key = (s.session, s.step)
             done.setdefault(key, {})[task] = s.done
+            # Every report of a step has the same expectation, which comes with the step.
             expected[key] = dict(s.expected)
             if s.age_secs < RECENT_SECS:
                 recent.setdefault(s.session, set()).add(s.step)
@@ -189,6 +191,7 @@ def half_done_steps(reported: Mapping[str, Sequence[pb.StepWrites]]) -> dict[str
     for session, numbers in recent.items():
         for step in sorted(numbers)[-STEPS_UNDER_WAY:]:
             for task, wanted in expected[session, step].items():
+                # A task without variables to save is not paused, and its writes are not in the snapshot.
                 if task in reported and done[session, step].get(task, 0) < wanted:
                     waiting.setdefault(task, []).append(
                         pb.StepWrites(session=session, step=step, expected={task: wanted})

@@ -36,10 +36,12 @@ def task_states(task: str, address: str = "") -> dict[str, bytes]:
         address: address of the task's server, which distinguishes tasks of two clusters.
     """
     with _lock:
+        # The functions are called without the lock, as a function may register another state.
         chosen = {name: get for (of, name), get in _states.items() if of in ("", task, f"grpc://{address}")}
     found = {}
     for name, get in chosen.items():
         try:
+            # The function belongs to the program, and its error must not cost the checkpoint.
             found[name] = get()
         except Exception as error:
             logging.error(

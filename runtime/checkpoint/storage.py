@@ -174,6 +174,7 @@ def write_store(
     since = concurrency.monotonic()
     try:
         for group in _groups(arrays, group_bytes):
+            # A rest while the last group is written would be no rest for the disk.
             if writer.is_writing and pace is not None and pace.others_work():
                 writer.finish()
                 pace.rest(concurrency.monotonic() - since)
@@ -223,11 +224,13 @@ class _StoreWriter:
         import tensorstore as ts
 
         step_aside(_TS_THREADS)
+        # All arrays of a group are committed together, so that the store gets few files.
         transaction = ts.Transaction()
         # All are opened at once: each one that is new writes metadata.
         opened = [self._opened(placed, transaction) for placed, _ in group]
         for (placed, array), opening in zip(group, opened, strict=True):
             _write_array(opening.result(), placed, array)
+        # One commit at most is on its way while the next group begins.
         self.finish()
         self._commit = transaction.commit_async()
 
@@ -298,6 +301,7 @@ def merge(directory: str, parts: Iterable[str]) -> None:
 
     try:
         whole = opened(directory, True).result()
+        # The merged store has all parts or none, whenever the process dies.
         transaction = ts.Transaction(atomic=True)
         target = whole.with_transaction(transaction)
         # All parts are opened before the first is copied, so that the openings run at the same time.
@@ -336,6 +340,7 @@ def lacking(directory: str, arrays: Iterable[ArraySlice]) -> list[str]:
 
     context = _context()
     try:
+        # Every chunk is a key, so the index tells a missing chunk without a read of values.
         keys = ts.KvStore.open(_kvstore(directory, None, ocdbt=True), context=context).result().list().result()
     except ValueError as error:
         return [f"no array can be found: {one_line(error)}"]
@@ -432,6 +437,7 @@ def _check_metadata(source: Source, key: str) -> None:
 
     Tensorstore reads such a file as a whole, and ends the process if there is no memory for that.
     """
+    # An object store has no devices or pipes.
     if not is_local(source.directory):
         return
     for name in [STORE_FILE] if source.ocdbt else [os.path.join(key, n) for n in _ARRAY_FILES]:
@@ -458,6 +464,7 @@ def _is_plain(directory: str) -> bool:
         if root is None:
             return False
         path, offset = root
+        # A manifest may name any file, and must not lead out of the store.
         if os.path.isabs(path) or ".." in path.split("/"):
             return False
         with open(os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -528,6 +535,7 @@ def _plain_root(manifest: bytes) -> tuple[str, int] | None:
 def _is_packed(store: tensorstore.TensorStore) -> bool:
     """Returns True if chunks of an array may unpack to more than their size on disk."""
     about = store.spec().to_json()["metadata"]
+    # The third version of zarr lists codecs, and the second has a compressor and filters.
     if "codecs" in about:
         return any(codec["name"] != "bytes" for codec in about["codecs"])
     return about.get("compressor") is not None or bool(about.get("filters"))
@@ -540,6 +548,7 @@ def _open_for_reading(context: tensorstore.Context, source: Source, key: str) ->
         store = source.opened(context, key).result()
     except ValueError as error:
         text = one_line(error)
+        # Tensorstore raises ValueError for all errors, and only the text tells them apart.
         if "NOT_FOUND" in text:
             raise NotFoundError(f"Key {key} not found in checkpoint {directory}") from error
         if (other := barred_in(text, directory)) is not None:
@@ -638,6 +647,7 @@ def read_each(
         if only_plain and _is_packed(store):
             raise FailedPreconditionError(_PACKED.format(f"{placed.key!r} in {directory}"))
         try:
+            # The size comes from a file, which may be damaged.
             array = aligned(placed.shape, placed.dtype)
         except MemoryError:
             raise ResourceExhaustedError(
@@ -645,6 +655,7 @@ def read_each(
             ) from None
         target = ts.array(array, context=context, copy=False, write=True)
         reads.append((placed, array, target.write(store[placed.region()] if placed.shape else store)))
+        # The disk reads the next arrays while the caller places this one.
         if len(reads) >= at_once:
             yield finish()
     while reads:

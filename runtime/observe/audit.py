@@ -68,11 +68,13 @@ class AuditLog:
             "time": concurrency.wall_time(),
             "task": self._task,
             "action": action,
+            # Clients choose these texts, and must not fill the disk.
             "peer": peer[:_LONGEST],
             "who": who[:_LONGEST],
             "what": what[:_LONGEST],
             "outcome": outcome,
         }
+        # JSON escapes line breaks, so no client can forge a line.
         text = json.dumps(line)
         LOGGER.info("%s", text)
         with self._lock:
@@ -118,4 +120,5 @@ class AuditLog:
 
 
 def _opened(path: str) -> int:
+    # The lines name clients and directories, so only the user of the task may read them.
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

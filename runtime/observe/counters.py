@@ -114,7 +114,9 @@ class TaskCounters:
         elapsed_ns = concurrency.perf_counter_ns() - began
         with self._lock:
             self.active -= 1
+            assert self.active >= 0, "a call has ended twice"
             self.calls += 1
+            # The time of a failed call would distort the mean of the updates.
             if failed:
                 self.errors += 1
             elif applied:

@@ -44,6 +44,7 @@ class Cancellation(concurrency.Event):
             self._reason, self._error = reason, error
             super().set()
             waiting = list(self._conditions)
+        # The own lock is free here, as a call takes it while it holds its condition.
         for condition in waiting:
             with condition:
                 condition.notify_all()
@@ -103,6 +104,7 @@ class Cancellation(concurrency.Event):
                 now = concurrency.monotonic()
                 if until is not None and now >= until:
                     return False
+                # The earlier of the two ends the wait.
                 limits = [t for t in (until, self.deadline) if t is not None]
                 condition.wait(max(0.0, min(limits) - now) if limits else None)
             if acts:
@@ -115,5 +117,6 @@ class Cancellation(concurrency.Event):
     def _check_wanted(self, what: str) -> None:
         if self._reason:
             raise self._error(f"{what}: {self._reason}")
+        # An element for a dead caller would be lost, so the connection is looked at just before.
         if self._hung_up is not None and self._hung_up():
             raise HungUpError(f"{what}: {HUNG_UP}")

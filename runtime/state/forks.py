@@ -29,6 +29,7 @@ class HomeProcess:
         what: name of the object in errors: "the session".
     """
 
+    # A count and not a process id: ids are used again.
     __slots__ = ("_forks", "_what")
 
     def __init__(self, what: str) -> None:

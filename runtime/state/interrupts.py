@@ -27,6 +27,7 @@ def _forked() -> None:
     """Makes the forking thread the main thread; calls of other threads do not end in the child."""
     global _main_thread, _held_back
     if _held_back is not None and _get_ident() != _main_thread:
+        # The handlers of the parent stand in the child as they were at the fork.
         _held_back.restore_handlers()
         _held_back = None
     _main_thread = _get_ident()
@@ -46,6 +47,7 @@ def uninterrupted(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # The outermost call holds signals back for all calls within. Other threads run no handlers.
         if _held_back is not None or _get_ident() != _main_thread:
             return function(*args, **kwargs)
         with _HeldBack():
@@ -67,6 +69,7 @@ class _HeldBack:
         try:
             for number in _SIGNALS:
                 handler = _signal.getsignal(number)
+                # A signal that is ignored, or ends the process, has no handler to hold back.
                 if callable(handler):
                     self._handlers[number] = handler
                     _signal.signal(number, self._note)
@@ -108,6 +111,7 @@ class _HeldBack:
     def _act(self) -> None:
         """Calls the handler of each signal that came, also after a handler has raised."""
         if self._came:
+            # The recursion calls the next handler also if this handler raises.
             number, frame = self._came.popitem()
             try:
                 self._handlers[number](number, frame)

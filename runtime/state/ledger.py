@@ -51,8 +51,10 @@ class Ledger:
         """
         if session in self.own:
             return
+        # Stages are what empties a full queue, so values leave room for them.
         share, limits = 1.0 if stages else VALUES_SHARE, self._limits
         of_session, of_all = self.of(session) + more, self._total + more
+        # Variables belong to all sessions, so no session's limit holds for them.
         if session != NOBODY and of_session > share * limits.client_bytes:
             raise limits.exceeded("client_bytes", f"{of_session} bytes are kept here for this session", self._task)
         if of_all > share * limits.task_bytes:
@@ -71,6 +73,7 @@ class Ledger:
             ResourceExhaustedError: As ``check``; nothing is counted.
         """
         with self._lock:
+            # The check and the count share the lock, so that two callers do not both take the last bytes.
             if checked:
                 self.check(session, count, stages=stages)
             self._total += count

@@ -102,6 +102,7 @@ class Participants:
 
     def reset(self) -> None:
         """Begins the next run, without the tasks that were done."""
+        # A worker that was given up during the last run may still train, and takes part in the next run.
         self.joined = {name: part for name, part in self.joined.items() if name not in self.done}
         self.done = {}
         self.states: dict[str, dict[str, bytes]] = {}
@@ -141,8 +142,10 @@ class Participants:
     def silences(self, now: float) -> dict[str, float]:
         """Returns the seconds since the last sign of life, by task that is not done."""
         for part in self.joined.values():
+            # A connection gives the last sign of life of its session.
             silent = self._environment.silent(part.session) if part.session else None
             if silent is not None:
+                # The end of a session or a takeover may be later than the last sign of a connection.
                 part.heard_at = max(now - silent, part.heard_at or 0.0)
         return {
             task: max(0.0, now - part.heard_at)

@@ -102,11 +102,13 @@ class RunRecord:
             raise InvalidArgumentError("an order for the run record that orders nothing which is known here", task=task)
         with self._changed:
             self._check_open(task)
+            # An order of a dead caller must not be carried out late, as its next life may have ordered the contrary.
             cancelled.check("an order for the run record")
             handler(self, order, task, cancelled)
             self._changed.notify_all()
             left = self._tasks.may_go and not self._tasks.missing()
             reply = self._reply()
+        # The call may stop the server and this record, so it comes without the lock.
         if left:
             self.environment.when_all_done()
         return reply
@@ -267,6 +269,7 @@ class RunRecord:
             if not self._tasks.may_go:
                 return False
             awaited = self._tasks.awaited(self._phase == FINISHED)
+            # A task that has never come has no silence. Such a task may come until ``late_secs`` after the end.
             over = None if self.finished_at is None else concurrency.monotonic() - self.finished_at
         return all(
             over is not None and over >= late_secs
@@ -324,6 +327,7 @@ class RunRecord:
         self._begin_another()
         self._phase = LOADING
         self._logdir = ""
+        # Without values there is no gradient of an old value, so the first load of a task starts no generation.
         if self._has_values():
             self.generation += 1
 
@@ -351,11 +355,13 @@ class RunRecord:
         self._tasks.elastic = given.elastic
         self.finished_at = concurrency.monotonic()
         self._tasks.silence_secs = given.silence_secs
+        # A chief without checkpoints reports no step.
         told = given.counter_name and given.HasField("saved_step")
         self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None
 
     def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_room((order.sender,), task)
+        # A worker that was started again elsewhere has another address, but its old session gives no sign of life.
         known = None if order.sender in self._tasks.done else self._tasks.joined.get(order.sender)
         if known and known.address != order.address and self.environment.lives(known.session):
             raise InvalidArgumentError(
@@ -367,6 +373,7 @@ class RunRecord:
 
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         self._check_room((order.sender,), task)
+        # The states of a task that is done stay here for the checkpoints that follow.
         if (size := sum(map(len, order.done.states.values()))) > MOST_STATE_BYTES:
             raise InvalidArgumentError(
                 f"refused: {order.sender} has states of {size} bytes, and {MOST_STATE_BYTES} are kept", task=task
@@ -429,6 +436,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
         InvalidArgumentError: The order has unknown fields, or an invalid time.
     """
     kind = order.WhichOneof("order") or ""
+    # An unknown field may change the meaning of an order, so no order of a later version is half obeyed.
     given: list[Message] = [order, order.leadership, *([getattr(order, kind)] if kind else [])]
     if any(len(UnknownFieldSet(message)) for message in given):
         raise InvalidArgumentError(
@@ -438,6 +446,7 @@ def _checked_kind(order: pb.RunOrder, task: str) -> str:
         )
     waits = order.wait_loaded.secs, order.wait_done.secs, order.wait_stop.secs
     for secs in (order.finish.silence_secs, *waits):
+        # Also NaN is refused.
         if not secs >= 0:
             raise InvalidArgumentError(f"an order for the run record to {kind} gives {secs} s", task=task)
     return kind

@@ -68,6 +68,7 @@ class Slot:
         value = self.value
         if value is None:
             raise self.missing(task)
+        # Programs mostly share the object, and the comparison of two specs is slower.
         if self.spec is not spec and self.spec != spec:
             assert self.spec is not None
             raise InvalidArgumentError(
@@ -175,6 +176,7 @@ class Store:
         self.lock = concurrency.Lock()
         self.changed = concurrency.Condition(self.lock)
         """Notified when a variable becomes initialised, a container is cleared or the run record changes."""
+        # Slots are never removed: stages hold them, and look up no names.
         self._slots: dict[Key, Slot] = {}
         self.run = RunRecord(
             self.changed, lambda: any(s.value is not None or s.lost for s in self._slots.values()), environment
@@ -260,6 +262,7 @@ class Store:
         """
         with self.lock:
             chosen = [self._initialized(k) for k in keys] if keys is not None else list(self._slots.values())
+        # A claim waits for updates under way, so that the values below are those of one instant.
         with Claim(chosen), self.lock:
             taken = self._referenced([self._initialized(k) for k in keys] if keys is not None else chosen)
         try:
@@ -284,6 +287,7 @@ class Store:
     def _referenced(slots: Iterable[Slot]) -> list[tuple[Slot, AnyArray]]:
         taken = [(slot, slot.value) for slot in slots if slot.value is not None]
         for slot, _ in taken:
+            # Until the release no update may donate the array.
             slot.readers += 1
         return taken
 
@@ -311,6 +315,7 @@ class Store:
     def values(self, keys: Iterable[Key]) -> Values:
         """Returns the present values of ``keys``, also during an update; keys without a value are left out."""
         with self.lock:
+            # A weak reference keeps no memory. An update makes another array, and so shows a change.
             held = [(key, self._slots[key].value) for key in keys if key in self._slots]
         return {key: weakref.ref(value) for key, value in held if value is not None}
 
@@ -326,15 +331,18 @@ class Store:
             values: value and spec, by key.
             check: called under the lock just before. An exception keeps the old values.
         """
+        # The slots are made before the claim, because a slot is made under the store's lock.
         slots = [self.slot(*key) for key in values]
         with Claim(slots), self.lock:
             if check is not None:
                 check()
             for slot in slots:
                 value, spec = values[slot.key]
+                # Snapshots give out the array itself, as JAX arrays have no strings.
                 if isinstance(value, np.ndarray) and spec.is_string:
                     value.flags.writeable = False
                 slot.value, slot.spec, slot.lost = value, spec, ""
+            # A restore is not refused for its size: the memory is in use already.
             self.count((slot, nbytes([values[slot.key][0]])) for slot in slots)
             self.changed.notify_all()
             return {key: weakref.ref(value) for key, (value, _) in values.items()}
@@ -353,6 +361,7 @@ class Store:
         slots = list(slots)
         # A running stage may be about to give the variable a new array: its claim ends first.
         with Claim(slots):
+            # A stage that ran meanwhile may have given the variable a new value, which stays.
             gone = [slot for slot in slots if _is_gone(slot.value)]
             with self.lock:
                 for slot in gone:
@@ -408,11 +417,13 @@ class Store:
             for slot in slots:
                 slot.value, slot.spec, slot.lost = None, None, ""
             self.count((slot, 0) for slot in slots)
+            # The slots stay, because stages of sessions hold them.
             dropped = [(k, r) for k, r in self._resources.items() if chosen is None or k[0] in chosen]
             for key, _ in dropped:
                 del self._resources[key]
                 self.ledger.release(NOBODY, _name_bytes(key))
             self.changed.notify_all()
+        # Without the lock: the end of a wait may need the store.
         for _, resource in dropped:
             resource.clear()
 
@@ -427,6 +438,7 @@ def _is_gone(value: object) -> bool:
     if not isinstance(value, jax.Array):
         return False
     try:
+        # A computation that failed raises only when its result is waited for.
         return value.is_deleted() or value.block_until_ready() is None
     except Exception:
         # The array raises the error of the program, which may be of any type.

@@ -102,19 +102,23 @@ class Gate:
         """
         with self._changed:
             self._running -= 1
+            # A step with a single stage cannot be half done.
             if expected:
                 self._record(key, expected)
+            # Notifications cost time in every step, and only a pause has calls that wait.
             if self._snapshot:
                 self._changed.notify_all()
 
     def _record(self, key: StepKey, expected: Mapping[str, int]) -> None:
         session, step = key
         steps = self._sessions.setdefault(session, OrderedDict())
+        # The oldest session stands first, so that the old ones are found without a search.
         self._sessions.move_to_end(session)
         writes = steps.setdefault(step, Writes(expected))
         steps.move_to_end(step)
         writes.done += 1
         writes.at = concurrency.monotonic()
+        # A session sends its steps in order, so an older step has ended.
         if len(steps) > STEPS_PER_SESSION:
             steps.popitem(last=False)
         # A session is forgotten by its age and not at its end: another task may still report its last steps, which
@@ -169,6 +173,7 @@ class Gate:
 
         with self._changed:
             self._check_holds(snapshot)
+            # These steps have written on other tasks, and wait at this gate.
             self._allowed = set(steps)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._snapshot != snapshot or (not missing() and not self._running), timeout)
@@ -188,6 +193,7 @@ class Gate:
     def recent(self) -> Iterator[tuple[StepKey, Writes]]:
         """Returns the steps of several writes that wrote here in the last ``REMEMBER_SECS``."""
         with self._changed:
+            # Another task may report the last writes of the same step somewhat later.
             since = concurrency.monotonic() - REMEMBER_SECS
             found = [((s, n), w) for s, steps in self._sessions.items() for n, w in steps.items() if w.at >= since]
         return iter(found)
@@ -202,6 +208,7 @@ class Gate:
             return [
                 (session, step, writes.done, dict(writes.expected), now - writes.at)
                 for session, steps in self._sessions.items()
+                # Older steps of the session have all their writes.
                 for step, writes in list(steps.items())[-STEPS_UNDER_WAY:]
                 if now - writes.at < REMEMBER_SECS
             ]
@@ -212,6 +219,7 @@ class Gate:
         with self._changed:
             for session, step, done, expected, age in state:
                 steps = self._sessions.setdefault(session, OrderedDict())
+                # Clocks of two processes differ, so the state has ages.
                 steps[step] = Writes(dict(expected), done, now - age)
 
     def forget(self) -> None:
@@ -226,6 +234,7 @@ class Gate:
             True if the pause had held until now: only the steps that were let through have written meanwhile.
         """
         with self._changed:
+            # A pause that has lapsed let writes through, and the snapshot is not of one instant.
             held = self._snapshot == snapshot
             if held:
                 self._open()
