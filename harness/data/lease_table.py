@@ -148,6 +148,16 @@ def released(table: jax.Array, owners: jax.Array, leases: jax.Array) -> jax.Arra
     return table.at[_OWNER].set(jnp.where(theirs, FREE, table[_OWNER]))
 
 
+def validate(table: Array) -> None:
+    """Asserts the invariants of a table; for tests."""
+    first, count = int(table[_HEAD, 0]), leases_of(table)
+    assert first >= 0 and table[_OWNER].min() >= FREE
+    assert 0 <= table[_MARKS].min() and table[_MARKS].max() < 1 << BLOCK
+    leases = table[_LEASE][table[_OWNER] != FREE]
+    assert len(np.unique(leases)) == len(leases), "two blocks have one lease"
+    assert not leases.size or 0 < leases.min() <= leases.max() <= count
+
+
 def _blocks(table: jax.Array) -> jax.Array:
     """Returns the number of the block in each slot, int32[slots]."""
     slots, first = table.shape[1], table[_HEAD, 0]

@@ -178,6 +178,13 @@ class Exchange:
             call.peer.release(lane)
         self._lanes.clear()
 
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        run, lanes = self._run, list(self._lanes.values())
+        assert len(set(map(id, lanes))) == len(lanes), "two calls share a connection"
+        assert run.ending is None or all(map(run.ending.covers, lanes)), "the end of the step does not end a call"
+        assert len({id(buffer) for _, buffer in run.borrowed}) == len(run.borrowed), "two replies share memory"
+
 
 def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
     """Runs the calls of a phase: sent to all tasks first, so that they work at the same time, then collected."""

@@ -63,6 +63,11 @@ class StepEnding(Cancellation):
         with self._covered:
             self._lanes = [lane for lane in self._lanes if all(lane is not other for other in gone)]
 
+    def covers(self, lane: Lane) -> bool:
+        """Returns True if the end of the step ends the calls of a lane."""
+        with self._covered:
+            return any(lane is other for other in self._lanes)
+
     def include(self, wait: Cancellation) -> None:
         """Adds a wait, which ends with the step or for a reason of its own."""
         with self._covered:

@@ -88,6 +88,7 @@ def test_any_history(batches: int, history: list[tuple]) -> None:
         elif what == "release":
             table.table = RELEASED(table.table, np.array([number, lt.FREE], np.int32), np.int32(rest[0]))
             model.release(number, rest[0])
+        lt.validate(np.asarray(table.table))
     assert lt.leases_of(np.asarray(table.table)) == model.leases
     assert lt.likeness_of(np.asarray(table.table)) == (1, 2, 3, 4)
 
