@@ -106,6 +106,10 @@ def unpacked(table: Sequence[Json], arrays: Sequence[Array], *, copy: bool = Tru
         table: the part of the header.
         arrays: the row of arrays.
         copy: True if the memory of the arrays will be used again.
+
+    Example:
+        >>> unpacked(*packed({"w": Entry({"device": None}, (np.zeros(2),))}))
+        {'w': Entry(meta={'device': None}, arrays=(array([0., 0.]),))}
     """
     rest = iter(arrays)
     found = {}
@@ -235,7 +239,13 @@ class BackupHolder:
 
 
 def packed_message(header: Header, arrays: Sequence[Array]) -> list[Array]:
-    """Returns a header and arrays as a row of arrays; ``read_message`` is the way back."""
+    """Returns a header and arrays as a row of arrays; ``read_message`` is the way back.
+
+    Example:
+        >>> header, arrays = read_message(packed_message({"kind": "take"}, [np.zeros(2)]))
+        >>> header, len(arrays)
+        ({'kind': 'take'}, 1)
+    """
     return [np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays]
 
 

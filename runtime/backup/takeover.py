@@ -39,6 +39,11 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
 
     Raises:
         InvalidArgumentError: There is no next task, or a number is out of range.
+
+    Example:
+        >>> spec = ClusterSpec({"ps": ["a:1", "b:1", "c:1"]})
+        >>> holder(spec, TaskId("ps", 2), backups=1, lag=100)
+        '/job:ps/task:0'
     """
     if backups not in (0, 1):
         raise InvalidArgumentError(f"ps_backups={backups}: a task has one backup (1) or none (0)", task=str(task))

@@ -69,6 +69,10 @@ def bytes_of(array: Array, byte_range: ByteRange) -> Array:
 
     Raises:
         InvalidArgumentError: The array has fewer bytes.
+
+    Example:
+        >>> bytes_of(np.array([1, 256], "<u2"), ByteRange(1, 7, job=3, offset=2, size=2))
+        array([0, 1], dtype=uint8)
     """
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if byte_range.offset + byte_range.size > raw.size:
@@ -81,6 +85,12 @@ class Incoming:
 
     Args:
         size: size in bytes.
+
+    Example:
+        >>> incoming = Incoming(3)
+        >>> incoming.put(0, np.array([1, 2], np.uint8))
+        >>> incoming.put(2, np.array([3], np.uint8))
+        array([1, 2, 3], dtype=uint8)
     """
 
     def __init__(self, size: int) -> None:

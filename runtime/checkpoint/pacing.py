@@ -57,6 +57,10 @@ def in_background(work: Callable[[], T], name: str) -> T:
     Args:
         work: function to run; its result is returned and its error raised.
         name: name of the thread.
+
+    Example:
+        >>> in_background(lambda: 6 * 7, "example")
+        42
     """
 
     def run() -> T:

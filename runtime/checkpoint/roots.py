@@ -109,6 +109,10 @@ def roots_of(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | 
 
     Raises:
         InvalidArgumentError: A root is neither the path of a directory nor a URL of an object store.
+
+    Example:
+        >>> roots_of(["gs://bucket/run"]).paths
+        ('gs://bucket/run',)
     """
     if given is None:
         return Roots()
@@ -139,6 +143,14 @@ def file_below(directory: str, name: str) -> str:
 
     Raises:
         InvalidArgumentError: The name leads out of the directory.
+
+    Example:
+        >>> file_below("/data/run", "default/d/1")
+        '/data/run/default/d/1'
+        >>> file_below("/data/run", "../secret")
+        Traceback (most recent call last):
+        ...
+        runtime.errors.InvalidArgumentError: ...
     """
     if not is_inside(name):
         raise InvalidArgumentError(f"{name!r} is no file of the checkpoint {directory}: it does not lie in there")

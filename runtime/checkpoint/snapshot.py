@@ -88,6 +88,10 @@ def store_name(job: int, writer: str) -> str:
     """Returns the name of the store that a task, or the chief, writes for a job.
 
     The name differs from save to save, so that a late writer of another save is recognised.
+
+    Example:
+        >>> store_name(255, "/job:ps/task:0")
+        'ocdbt.process_ffjobpstask0'
     """
     return f"ocdbt.process_{job:x}{''.join(c for c in writer if c.isalnum())}"
 

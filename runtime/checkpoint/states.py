@@ -20,6 +20,12 @@ def register_state(name: str, get: Callable[[], bytes] | None, *, task: str = ""
         get: returns the state as bytes; called from another thread at each save. None removes the state.
         task: when several tasks share the process, ``/job:worker/task:1``, or where tasks of two clusters have one name
             the ``target`` of the server; by default whichever task is asked.
+
+    Example:
+        >>> register_state("position", lambda: b"17")
+        >>> task_states("/job:worker/task:0")
+        {'position': b'17'}
+        >>> register_state("position", None)
     """
     with _lock:
         if get is None:

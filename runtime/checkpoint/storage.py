@@ -168,6 +168,15 @@ def write_store(
     Raises:
         DiskFullError: The disk is full.
         DataLossError: The store cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> whole = replace(ArraySlice.whole("w", (3,), np.dtype("float32")), chunk=(3,))
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     written = write_store(f"{directory}/store", [(whole, np.ones(3, "float32"))])
+        ...     read = list(read_each(Source(f"{directory}/store"), [whole]))
+        >>> written.with_nan, read
+        ([], [array([1., 1., 1.], dtype=float32)])
     """
     with_nan: set[str] = set()
     writer = _StoreWriter(directory)

@@ -32,6 +32,10 @@ def decode_strings(data: Array, shape: tuple[int, ...]) -> Array:
 
     Raises:
         DataLossError: The lengths do not fit the data.
+
+    Example:
+        >>> decode_strings(encode_strings(np.array([b"a", b"bc"], object)), (2,))
+        array([b'a', b'bc'], dtype=object)
     """
     count = int(np.prod(shape))
     raw = np.ascontiguousarray(data).tobytes()

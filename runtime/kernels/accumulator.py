@@ -28,6 +28,15 @@ class AccumulatorResource(Resource):
         shape: shape of the gradients. None, whole or for a dimension, accepts any that is equal for all.
         reduction: "mean" or "sum".
         ledger: count of the bytes of waiting gradients.
+
+    Example:
+        >>> accumulator = AccumulatorResource(np.dtype("float32"), (2,), MEAN)
+        >>> accumulator.apply_grad(np.array([1, 2], "float32"), local_step=0, worker=0)
+        True
+        >>> accumulator.apply_grad(np.array([3, 4], "float32"), local_step=0, worker=1)
+        True
+        >>> accumulator.take_grad(2, Cancellation())
+        array([2., 3.], dtype=float32)
     """
 
     def __init__(

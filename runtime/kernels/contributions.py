@@ -70,6 +70,12 @@ class StepGradients:
         counts: the fate of all gradients so far.
         entries: the undecided contributions.
         since: ``time.monotonic()`` at which the first entry came.
+
+    Example:
+        >>> gradients = StepGradients(each=1)
+        >>> chosen = [gradients.add(worker, [np.full(2, float(worker))]) for worker in (1, 3)]
+        >>> gradients.mean_of(chosen)
+        [array([2., 2.])]
     """
 
     def __init__(self, each: int) -> None:

@@ -54,6 +54,12 @@ class QueueResource(Resource):
         ledger: count of the bytes of elements.
         min_after_dequeue: elements that stay behind in an open shuffling queue.
         seed: seed of the choices of a shuffling queue; None draws a seed.
+
+    Example:
+        >>> queue = QueueResource("fifo", "numbers", 8, [np.dtype("int32")], ((),))
+        >>> queue.enqueue_many([(np.array(n, "int32"),) for n in (3, 1, 4)], Cancellation())
+        >>> queue.dequeue_many(2, Cancellation())
+        (array([3, 1], dtype=int32),)
     """
 
     def __init__(

@@ -23,6 +23,12 @@ class Roster:
         each: most gradients of one worker in an aggregate.
         changes: number of changes of the awaited workers.
         look_secs: seconds between two looks for workers that have died.
+
+    Example:
+        >>> roster = Roster("train", needed=3, total=3)
+        >>> roster.meet(0, client=10)
+        >>> roster.missing({0})
+        [1, 2]
     """
 
     look_secs = float("inf")
@@ -124,6 +130,13 @@ class ElasticRoster(Roster):
     Args:
         name: for messages.
         lives: tells whether a session gives signs of life.
+
+    Example:
+        >>> roster = ElasticRoster("train", lives=lambda session: True)
+        >>> for worker in (0, 4):
+        ...     roster.meet(worker, client=10 + worker)
+        >>> roster.missing({0})
+        [4]
     """
 
     look_secs = 0.2

@@ -28,6 +28,11 @@ class StalenessBound(Resource):
     Args:
         name: for messages.
         bound: steps that a worker may be ahead of the slowest.
+
+    Example:
+        >>> bound = StalenessBound("train", 2)
+        >>> [bound.tick(worker, client, Cancellation()) for worker, client in [(0, 10), (1, 11), (1, 11)]]
+        [0, 1, 2]
     """
 
     def __init__(self, name: str, bound: int) -> None:

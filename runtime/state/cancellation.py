@@ -19,6 +19,12 @@ class Cancellation(concurrency.Event):
         deadline: ``time.monotonic()`` at which waits end with DeadlineExceededError; None for no limit.
         hung_up: returns True if the caller has hung up. A kernel checks before the kernel hands over an element.
         memory: effects of an earlier run of the call, which was cut off, for the next run.
+
+    Example:
+        >>> cancelled = Cancellation(deadline=concurrency.monotonic() + 60)
+        >>> cancelled.set("the caller hung up")
+        >>> cancelled.over
+        True
     """
 
     def __init__(

@@ -23,6 +23,16 @@ class Ledger:
     Args:
         limits: The limits ``client_bytes`` and ``task_bytes``.
         task: The task's name, for errors.
+
+    Example:
+        >>> ledger = Ledger(Limits(client_bytes=800), "/job:ps/task:0")
+        >>> ledger.reserve(7, 700)
+        >>> ledger.of(7)
+        700
+        >>> ledger.reserve(7, 1)
+        Traceback (most recent call last):
+        ...
+        runtime.errors.ResourceExhaustedError: ...
     """
 
     def __init__(self, limits: Limits | None = None, task: str = "") -> None:

@@ -170,6 +170,13 @@ class Store:
     Args:
         ledger: count of the bytes of variables and of resources.
         environment: surroundings of the run record.
+
+    Example:
+        >>> store = Store()
+        >>> spec = TensorSpec((2,), np.dtype("float32"))
+        >>> _ = store.replace({("", "w"): (np.ones(2, "float32"), spec)})
+        >>> store.snapshot()
+        {('', 'w'): array([1., 1.], dtype=float32)}
     """
 
     def __init__(self, ledger: Ledger | None = None, environment: Environment | None = None) -> None:
