@@ -104,12 +104,13 @@ class ImageSender:
         images: images sent so far.
         nbytes: bytes of arrays in these images.
         secs: seconds that the sending of these images took.
+        last_secs: seconds that the sending of the last image took.
     """
 
     def __init__(self, task: str, process_id: int, about: Mapping[str, Json], send: Send, chunk_bytes: int) -> None:
         self.moved_at = 0.0
         self.images = self.nbytes = 0
-        self.secs = 0.0
+        self.secs = self.last_secs = 0.0
         self._from = {"of": task, "process_id": process_id}
         self._about = about
         self._send = send
@@ -156,7 +157,8 @@ class ImageSender:
         self._kept = version, tokens, capture.unusable_because
         self.images += 1
         self.nbytes += sum(entry.nbytes for entry in changed.values())
-        self.secs += concurrency.monotonic() - began
+        self.last_secs = concurrency.monotonic() - began
+        self.secs += self.last_secs
         return ""
 
     def _send_messages(self, version: int, capture: Capture, changed: Mapping[str, Entry], base: int | None) -> str:
@@ -241,8 +243,7 @@ class Primary:
         self._unusable_because = ""
         self._state = PrimaryState.OPEN
         self._answered: dict[LaneKey, Answered] = {}
-        self._next_at = 0.0
-        self._checked_at = 0.0
+        self._arrived_at = 0.0
         self._most_lag = 0
         self._waited_secs = 0.0
         self._threads = concurrency.ThreadGroup(f"backup of {task} at {holder}")
@@ -439,13 +440,10 @@ class Primary:
                 pending = self._version - self._replicated
                 if pending and (self._urgent or pending >= self._soon() or self._lost):
                     return True
-                left = self._next_at - concurrency.monotonic()
-                if pending and left <= 0:
+                pause = min(_MOST_SECS, max(_LEAST_SECS, _SHARE * self._sender.last_secs)) if pending else _CHECK_SECS
+                left = self._arrived_at + pause - concurrency.monotonic()
+                if left <= 0:
                     return True
-                if not pending:
-                    left = self._checked_at + _CHECK_SECS - concurrency.monotonic()
-                    if left <= 0:
-                        return True
                 self._work.wait(left)
             return False
 
@@ -456,11 +454,8 @@ class Primary:
             taken = self._take()
             if taken is None:
                 return
-            began = concurrency.monotonic()
             refused = self._sender.push(*taken)
             if not refused:
-                now = concurrency.monotonic()
-                self._next_at = now + min(_MOST_SECS, max(_LEAST_SECS, _SHARE * (now - began)))
                 self._note_arrived(taken[0], taken[1].unusable_because)
                 return
             if refused == REFUSED_PROCESS:
@@ -502,7 +497,7 @@ class Primary:
             before, self._unusable_because = self._unusable_because, unusable_because
             assert self._replicated <= version <= self._taken
             self._replicated = version
-            self._checked_at = concurrency.monotonic()
+            self._arrived_at = concurrency.monotonic()
             self._arrived.notify_all()
         if again:
             logging.info("%s has a backup at %s again", self.task, self.holder)

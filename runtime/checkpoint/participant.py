@@ -165,15 +165,7 @@ class CheckpointParticipant:
             # Another chief has taken the lead. Its first order may have opened the gate before this order paused it.
             self._gate.resume(order.job)
             raise
-        now = concurrency.monotonic()
-        return Reply.Steps(
-            steps=[
-                pb.StepWrites(
-                    session=session, step=step, done=writes.done, expected=writes.expected, age_secs=now - writes.at
-                )
-                for (session, step), writes in self._gate.recent()
-            ]
-        )
+        return _recent_steps(self._gate)
 
     def _let_through(self, sender: Sender, order: Order.LetThrough, cancelled: Cancellation) -> Reply.Steps:
         self.jobs.resumed = False
@@ -261,7 +253,7 @@ class CheckpointParticipant:
                 return job.written
             for s in job.slices:
                 _check_chunks(s)
-            directory = self._to_write(order)
+            directory = _directory_to_write(self.roots, order, self._task)
             arrays = [(s.stored, a) for s, a in zip(job.slices, job.arrays, strict=True)]
 
             # A job that ends wakes the writer from a rest.
@@ -279,61 +271,14 @@ class CheckpointParticipant:
             job.written = Reply.Written(files=files, with_nan=written.with_nan)
             return job.written
 
-    def _to_write(self, order: Order.Write) -> str:
-        """Makes the directory that an order names and returns its path.
-
-        Raises:
-            AlreadyExistsError: A checkpoint is there, finished or begun.
-            PermissionDeniedError: The directory is not below a root.
-        """
-        self.roots.check(order.directory)
-        self._check_there(order.directory)
-        directory = f"{order.directory}/{store_name(order.job, self._task)}"
-        free = not storage.is_store(directory) and not storage.is_store(order.directory)
-        if free and storage.is_local(directory):
-            try:
-                # Of two orders only one makes the directory. A link at the end of the path is not followed.
-                os.mkdir(directory)
-            except FileExistsError:
-                free = False
-            except OSError as error:
-                raise durability.barred(error, directory) or storage.write_error(directory, error) from None
-        if not free:
-            raise AlreadyExistsError(
-                f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
-                task=self._task,
-            )
-        # Links on the way may have changed since the first check.
-        self.roots.check_inside(directory)
-        return directory
-
     def _confirm(self, sender: Sender, order: Order.Confirm, cancelled: Cancellation) -> None:
         self.jobs.find(order.job)
 
     # -- restoring ---------------------------------------------------------------------------------------------
 
-    def _check_there(self, path: str) -> None:
-        """Raises FailedPreconditionError if a path is missing on this machine.
-
-        The coordinator sees the path, so the tasks do not share the directory. The checkpoint is not damaged.
-        """
-        if not storage.is_local(path):
-            return
-        try:
-            os.stat(path)
-        except OSError as error:
-            if error.errno not in durability.NOTHING_THERE:
-                # The read that follows reports every other error.
-                return
-            raise FailedPreconditionError(
-                f"the checkpoint's {path} is not there on this machine: put it on a file system that all ps tasks "
-                "share, under the same path, or use transfer='stream'",
-                task=self._task,
-            ) from None
-
     def _read(self, sender: Sender, order: Order.Read, cancelled: Cancellation) -> None:
         self.roots.check(order.directory)
-        self._check_there(os.path.join(order.directory, storage.STORE_FILE))
+        _check_there(os.path.join(order.directory, storage.STORE_FILE), self._task)
         for stored in order.slices:
             # Keys come from the client, and must not lead out of the directory.
             file_below(order.directory, stored.key)
@@ -466,6 +411,67 @@ class CheckpointParticipant:
         # A worker that is done does not answer any more, so the states that it left here ride along.
         of_done = {f"{task} {name}": state for task, states in told for name, state in states.items()}
         return Reply.States(states=task_states(self._task, self._store.run.environment.address()), of_done=of_done)
+
+
+def _recent_steps(gate: Gate) -> Reply.Steps:
+    now = concurrency.monotonic()
+    return Reply.Steps(
+        steps=[
+            pb.StepWrites(
+                session=session, step=step, done=writes.done, expected=writes.expected, age_secs=now - writes.at
+            )
+            for (session, step), writes in gate.recent()
+        ]
+    )
+
+
+def _directory_to_write(roots: Roots, order: Order.Write, task: str) -> str:
+    """Makes the directory that an order names and returns its path.
+
+    Raises:
+        AlreadyExistsError: A checkpoint is there, finished or begun.
+        PermissionDeniedError: The directory is not below a root.
+    """
+    roots.check(order.directory)
+    _check_there(order.directory, task)
+    directory = f"{order.directory}/{store_name(order.job, task)}"
+    free = not storage.is_store(directory) and not storage.is_store(order.directory)
+    if free and storage.is_local(directory):
+        try:
+            # Of two orders only one makes the directory. A link at the end of the path is not followed.
+            os.mkdir(directory)
+        except FileExistsError:
+            free = False
+        except OSError as error:
+            raise durability.barred(error, directory) or storage.write_error(directory, error) from None
+    if not free:
+        raise AlreadyExistsError(
+            f"{directory} is not written: there is a checkpoint already, finished or begun by somebody else",
+            task=task,
+        )
+    # Links on the way may have changed since the first check.
+    roots.check_inside(directory)
+    return directory
+
+
+def _check_there(path: str, task: str) -> None:
+    """Raises FailedPreconditionError if a path is missing on this machine.
+
+    The coordinator sees the path, so the tasks do not share the directory. The checkpoint is not damaged.
+    """
+    if not storage.is_local(path):
+        return
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in durability.NOTHING_THERE:
+            # The read that follows reports every other error.
+            return
+        raise FailedPreconditionError(
+            f"the checkpoint's {path} is not there on this machine: put it on a file system that all ps tasks "
+            "share, under the same path, or use transfer='stream'",
+            task=task,
+        ) from None
 
 
 def _check_chunks(s: VariableSlice) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,9 +109,15 @@ class Participants:
         self.left: set[str] = set()
         self.elastic = self.leave = False
 
-    def count_with(self, *names: str) -> int:
-        """Returns the number of tasks in the record after tasks of these names have come."""
-        return len({*self.joined, *self.done, *names})
+    def check_room(self, names: Iterable[str], task: str) -> None:
+        """Checks that the record has room for tasks of these names; ``task`` is this task, for the error.
+
+        Raises:
+            ResourceExhaustedError: The record would hold too many tasks.
+        """
+        count, limits = len({*self.joined, *self.done, *names}), self._environment.limits
+        if count > limits.participants:
+            raise limits.exceeded("participants", f"{count} tasks in the run record", task)
 
     def join(self, name: str, participant: Participant) -> None:
         """Adds a task to the run, also a task that was done."""
@@ -180,5 +186,6 @@ class Participants:
 
     def validate(self) -> None:
         """Asserts the invariants; for tests."""
+        self.check_room((), "")
         assert self.states.keys() | self.left <= self.done.keys()
         assert self.silence_secs is None or self.silence_secs >= 0

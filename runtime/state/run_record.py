@@ -24,7 +24,7 @@ So a gradient of old values that arrives during a restore is never added to rest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -236,7 +236,6 @@ class RunRecord:
             assert (self._phase == FINISHED) == (self.finished_at is not None)
             assert self._phase == FINISHED or self.saved is None, "the last checkpoint is that of another run"
             assert self.generation >= 0 and 0 <= self.leadership.epoch < MAX_EPOCH
-            assert self._tasks.count_with() <= self.environment.limits.participants
             self._tasks.validate()
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -293,11 +292,6 @@ class RunRecord:
         what = f"{order.WhichOneof('order')} for {order.sender or 'a chief'}"
         self.check(Leadership.from_proto(order.leadership), what, task)
 
-    def _check_room(self, tasks: Collection[str], task: str) -> None:
-        count, limits = self._tasks.count_with(*tasks), self.environment.limits
-        if count > limits.participants:
-            raise limits.exceeded("participants", f"{count} tasks in the run record", task)
-
     def _wait(self, done: Callable[[], bool], secs: float, task: str, cancelled: Cancellation) -> None:
         until = concurrency.monotonic() + min(secs, self.environment.limits.run_order_secs)
         cancelled.wait_for(self._changed, lambda: done() or self._closed is not None, "waiting for the run", until)
@@ -308,14 +302,7 @@ class RunRecord:
 
     def _claim(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
         wanted = Leadership.from_proto(order.leadership)
-        if not wanted or not 0 < wanted.owner < MAX_OWNER:
-            raise InvalidArgumentError("who takes the lead needs an epoch and a number below 2^63", task=task)
-        if wanted.epoch >= min(MAX_EPOCH, self.leadership.epoch + EPOCHS_AT_ONCE):
-            raise InvalidArgumentError(
-                f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {self.leadership.epoch}: the "
-                "next chief's is one more than the largest of its tasks",
-                task=task,
-            )
+        _check_claim(wanted, self.leadership, task)
         # Without the lead the reply names the chief that leads.
         if wanted.epoch > self.leadership.epoch:
             self._leader_name, self._leader_address = order.sender, order.address
@@ -349,7 +336,7 @@ class RunRecord:
         self._check_leader(order, task)
         given = order.finish
         took_part = dict.fromkeys(name for name in given.took_part if name not in self._tasks.joined)
-        self._check_room(took_part, task)
+        self._tasks.check_room(took_part, task)
         self._tasks.done |= took_part
         self._phase = FINISHED
         self._tasks.elastic = given.elastic
@@ -360,7 +347,7 @@ class RunRecord:
         self.saved = ((given.counter_container, given.counter_name), given.saved_step) if told else None
 
     def _join(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._check_room((order.sender,), task)
+        self._tasks.check_room((order.sender,), task)
         # A worker that was started again elsewhere has another address, but its old session gives no sign of life.
         known = None if order.sender in self._tasks.done else self._tasks.joined.get(order.sender)
         if known and known.address != order.address and self.environment.lives(known.session):
@@ -372,7 +359,7 @@ class RunRecord:
         self._tasks.join(order.sender, Participant(order.address, order.join.session))
 
     def _done_with(self, order: pb.RunOrder, task: str, cancelled: Cancellation) -> None:
-        self._check_room((order.sender,), task)
+        self._tasks.check_room((order.sender,), task)
         # The states of a task that is done stay here for the checkpoints that follow.
         if (size := sum(map(len, order.done.states.values()))) > MOST_STATE_BYTES:
             raise InvalidArgumentError(
@@ -422,6 +409,17 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, pb.RunOrder, str, Cancellation], No
     "stop": RunRecord._stop_training,
     "wait_stop": RunRecord._wait_stop,
 }
+
+
+def _check_claim(wanted: Leadership, obeyed: Leadership, task: str) -> None:
+    if not wanted or not 0 < wanted.owner < MAX_OWNER:
+        raise InvalidArgumentError("who takes the lead needs an epoch and a number below 2^63", task=task)
+    if wanted.epoch >= min(MAX_EPOCH, obeyed.epoch + EPOCHS_AT_ONCE):
+        raise InvalidArgumentError(
+            f"refused: a claim of epoch {wanted.epoch}, where the task obeys epoch {obeyed.epoch}: the "
+            "next chief's is one more than the largest of its tasks",
+            task=task,
+        )
 
 
 def wait_secs(order: pb.RunOrder) -> float:
