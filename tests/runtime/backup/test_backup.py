@@ -150,6 +150,13 @@ def test_no_reply_leaves_the_backup_further_behind_than_the_bound(lag: int) -> N
     primary.close()
 
 
+def test_greatest_lag_counts_updates() -> None:
+    """Before the first image the greatest lag is the number of updates."""
+    primary = made(Source(), Holder())
+    primary.count()
+    assert primary.values()["backup_lag_steps_max"] == 1
+
+
 def test_a_lost_holder_holds_nobody_up() -> None:
     source, holder = Source(), Holder()
     primary = made(source, holder)
