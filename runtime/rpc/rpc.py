@@ -31,6 +31,7 @@ from runtime.errors import (
     wire_code,
 )
 from runtime.limits import VARIABLE, Limits
+from runtime.rpc import times
 from runtime.rpc.threads import CallThreads
 from runtime.trust import diagnosis, roles, security
 from runtime.trust.certificates import Certificates, Credential
@@ -62,12 +63,6 @@ _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 _MAX_MESSAGE = 2**31 - 1
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """The codes of a call that may not have reached the task."""
-_LEAST_SECS = 0.05
-"""Shortest time limit of a call or a look, in seconds."""
-_LOOK_SECS = 5.0
-"""Longest look, in seconds, before a call without a deadline."""
-_LOOK_AGAIN_SECS = 0.1
-"""Pause in seconds between two looks for a task that is not there yet."""
 _CLOSED_HERE = "Channel closed!"
 """gRPC's text for a call under way whose channel this process has closed. Only the text marks such a call."""
 
@@ -293,10 +288,16 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         deadline = _deadline_of(details)
         while True:
             now = concurrency.monotonic()
-            found = self._channel.look(_LOOK_SECS if deadline == math.inf else max(_LEAST_SECS, deadline - now))
+            found = self._channel.look(
+                times.LONGEST_LOOK_SECS if deadline == math.inf else max(times.LEAST_SECS, deadline - now)
+            )
             if found.problem is not None and not isinstance(found.problem, UnavailableError):
                 raise found.problem
-            if found.answered or concurrency.monotonic() >= deadline or self._channel.closed.wait(_LOOK_AGAIN_SECS):
+            if (
+                found.answered
+                or concurrency.monotonic() >= deadline
+                or self._channel.closed.wait(times.LOOK_AGAIN_SECS)
+            ):
                 return _until(details, deadline)
 
 
@@ -312,7 +313,7 @@ def _until(details: grpc.ClientCallDetails, deadline: float, **changed: object) 
         deadline: ``time.monotonic()`` at which to end; infinity for a call without a deadline.
         **changed: Other details to change.
     """
-    left = None if deadline == math.inf else max(_LEAST_SECS, deadline - concurrency.monotonic())
+    left = None if deadline == math.inf else max(times.LEAST_SECS, deadline - concurrency.monotonic())
     # gRPC's details are a named tuple, and its stubs do not say so.
     return details._replace(timeout=left, **changed)  # type: ignore[attr-defined,no-any-return]
 

@@ -14,12 +14,10 @@ from typing import ParamSpec, TypeVar
 from absl import logging
 
 from runtime import concurrency
+from runtime.rpc import times
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-IDLE_SECS = 10.0
-"""Seconds for which a thread without a call is kept for the next one."""
 
 
 class CallThreads(futures.ThreadPoolExecutor):
@@ -29,8 +27,8 @@ class CallThreads(futures.ThreadPoolExecutor):
     up. With a bound, such waits could keep out the very call that ends them. Instead ``runtime.server.pools`` counts
     waiting calls, and refuses those beyond a limit.
 
-    Idle threads are used again and end after ``IDLE_SECS``. gRPC requires a ``ThreadPoolExecutor``. Unlike the threads
-    of the base class, these do not keep the process alive, and serve until its end.
+    Idle threads are used again and end after ``times.IDLE_SECS``. gRPC requires a ``ThreadPoolExecutor``. Unlike the
+    threads of the base class, these do not keep the process alive, and serve until its end.
 
     Args:
         name: Name of the threads.
@@ -92,7 +90,7 @@ class CallThreads(futures.ThreadPoolExecutor):
         with self._changed:
             self._idle += 1
             try:
-                self._changed.wait_for(lambda: self._waiting, IDLE_SECS)
+                self._changed.wait_for(lambda: self._waiting, times.IDLE_SECS)
                 if self._waiting:
                     return self._waiting.popleft()
                 self._count -= 1

@@ -14,6 +14,7 @@ from absl import logging
 from runtime import concurrency
 from runtime.cluster.spec import ClusterSpec, TaskId, split_address
 from runtime.errors import InvalidArgumentError
+from runtime.server import times
 from runtime.wire import addresses
 
 BIND_VARIABLE = "BELLWETHER_BIND"
@@ -22,7 +23,6 @@ ALL = ("::", "0.0.0.0")
 """Addresses that mean all interfaces."""
 _LOCALHOST = "127.0.0.1"
 _LOOPBACK_NAMES = ("localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
-_LOOK_UP_SECS = 10.0
 
 
 def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None = None) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def listen_on(cluster: ClusterSpec, own: TaskId, bind: str | None = None) -> tup
         "" if bind else f", where connections to {host} are led here"
     )
     try:
-        found = addresses.look_up(host, 0, concurrency.monotonic() + _LOOK_UP_SECS)
+        found = addresses.look_up(host, 0, concurrency.monotonic() + times.LOOK_UP_SECS)
     except OSError as error:
         raise InvalidArgumentError(f"{host} cannot be listened on: {error}; {instead}", task=str(own)) from None
     here = tuple(dict.fromkeys(str(a.sockaddr[0]) for a in found if _is_of_this_machine(a)))

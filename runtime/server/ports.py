@@ -18,11 +18,9 @@ from absl import logging
 from runtime import concurrency, timeouts
 from runtime.cluster.spec import ClusterSpec, TaskId, agree
 from runtime.errors import InvalidArgumentError, OpError, UnknownError
+from runtime.server import times
 from runtime.server.report import probe
 from runtime.trust.security import Security
-
-_POLL_SECS = 0.1
-
 
 Holder = tuple[str, int, bool]
 """Holder of a port: its name in words, its process id, and True for a live task of the same name and cluster."""
@@ -79,7 +77,7 @@ def wait_for_port(
             told = True
             logging.warning("%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS)
         while concurrency.monotonic() < deadline and any(_problem(host, port) for host in hosts):
-            concurrency.sleep(_POLL_SECS)
+            concurrency.sleep(times.PORT_LOOK_SECS)
 
 
 def _problem(host: str, port: int) -> OSError | None:

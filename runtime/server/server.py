@@ -25,18 +25,16 @@ from runtime.cluster.spec import ClusterSpec, split_address
 from runtime.errors import TaskLeftError, UnknownError
 from runtime.limits import Limits
 from runtime.master import tasks
+from runtime.server import times
 from runtime.server.assembly import assemble
 from runtime.server.options import ServerOptions
 from runtime.server.ports import wait_for_port
 from runtime.server.report import TaskReport, report, report_from_proto
 from runtime.server.services import add_services
-from runtime.server.training_end import LATE_SECS, read_drain_secs
+from runtime.server.training_end import read_drain_secs
 from runtime.state.forks import HomeProcess
 from runtime.trust.security import Security, leave_token, no_handshake, share
 
-_STOP_SECS = 2.0
-# A certificate may near its end, or be replaced, while no client connects.
-_CHECK_SECS = 60.0
 _INSECURE = "%s is insecure: whoever reaches its ports can use it as its user can, and nothing is encrypted"
 _NOT_ENCRYPTED = "%s asks for a token, which keeps strangers out, but nothing is encrypted: certificates would do both"
 _NO_ROOT = (
@@ -218,7 +216,7 @@ class Server:
         self._parts.control.announce()
         if self.certificates is not None:
             self._tell_near_end()
-            self._certificate_watch = concurrency.every(_CHECK_SECS, self._tell_near_end, blocks=True)
+            self._certificate_watch = concurrency.every(times.CERTIFICATE_LOOK_SECS, self._tell_near_end, blocks=True)
         self._warn_of_strangers()
         logging.info("%s serves at %s (tensors at port %d)", self.task, self.target, self.tensors.port)
 
@@ -276,7 +274,7 @@ class Server:
             self._parts.life.resume(resumed.incarnation, resumed.takeovers)
             self.tensors.inherit(self.incarnation, {key: (a.seq, a.reply) for key, a in resumed.answered.items()})
 
-    def stop(self, grace_secs: float = _STOP_SECS, *, leaving: bool = False) -> None:
+    def stop(self, grace_secs: float = times.STOP_SECS, *, leaving: bool = False) -> None:
         """Stops the server, closes its sessions and connections, and releases its ports.
 
         Does nothing the second time, and nothing in a forked child of the process that made the server.
@@ -313,7 +311,7 @@ class Server:
         parts.audit.close()
         parts.end.note_stop()
 
-    def join(self, late_secs: float = LATE_SECS, drain_secs: float | None = None) -> bool:
+    def join(self, late_secs: float = times.LATE_SECS, drain_secs: float | None = None) -> bool:
         """Serves until training is over, until ``stop`` is called, or until SIGTERM arrives.
 
         SIGTERM is handled only if the caller is the main thread.

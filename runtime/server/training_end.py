@@ -9,15 +9,12 @@ from absl import logging
 
 from runtime import concurrency
 from runtime.errors import InvalidArgumentError
+from runtime.server import times
 from runtime.state.store import Store
 from runtime.timeouts import LOG_EVERY_SECS
 
 DRAIN_VARIABLE: Final = "BELLWETHER_DRAIN_SECS"
 """Environment variable: most seconds for which a task serves after SIGTERM while training tasks are connected."""
-LATE_SECS: Final = 600.0
-"""Default seconds after the chief's end for which a task waits for workers that never came."""
-_POLL_SECS: Final = 1.0
-_DRAIN_POLL_SECS: Final = 0.1
 
 
 class TrainingEnd:
@@ -57,7 +54,7 @@ class TrainingEnd:
         run = self._store.run
         # A short wait belongs to every normal end. Only a longer wait deserves a warning.
         log_at, log = 0.0, logging.info
-        while not self._over.wait(_POLL_SECS) and not run.may_leave(late_secs):
+        while not self._over.wait(times.END_LOOK_SECS) and not run.may_leave(late_secs):
             awaited = run.awaited()
             if awaited and concurrency.monotonic() >= log_at:
                 log_at = concurrency.monotonic() + LOG_EVERY_SECS
@@ -88,7 +85,7 @@ class TrainingEnd:
             # The chief learns the time and saves before. Steps after the last checkpoint end with this task.
             self._store.run.go_at(deadline)
         while (left := deadline - concurrency.monotonic()) > 0 and self._living_tasks():
-            if self._over.wait(min(_DRAIN_POLL_SECS, left)):
+            if self._over.wait(min(times.DRAIN_LOOK_SECS, left)):
                 break
 
     def _living_tasks(self) -> list[str]:

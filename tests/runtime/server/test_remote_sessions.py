@@ -15,7 +15,7 @@ import pytest
 import runtime as rt
 import runtime.session.session
 from runtime import timeouts
-from runtime.rpc import threads
+from runtime.rpc import threads, times
 from runtime.server.pools import WAITING
 from tests.kit.processes import Program, programs
 from tests.kit.waits import until
@@ -70,7 +70,7 @@ def test_a_hundred_waiting_steps_leave_the_control_plane_free(remote: tuple[rt.S
 def test_threads_of_calls_are_used_again_end_after_a_while_and_are_awaited_when_there_is_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "IDLE_SECS", 0.2)
+    monkeypatch.setattr(times, "IDLE_SECS", 0.2)
     pool = threads.CallThreads("calls-of-a-test")
     release = threading.Event()
 
