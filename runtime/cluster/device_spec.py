@@ -34,6 +34,7 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         """Checks the parts."""
+        # Names compare by text, so one type needs one spelling.
         if self.device_type is not None:
             object.__setattr__(self, "device_type", self.device_type.upper())
         for part, text, pattern in (
@@ -45,6 +46,7 @@ class DeviceSpec:
         for part, number in (("replica", self.replica), ("task", self.task), ("device index", self.device_index)):
             if number is not None and number < 0:
                 raise InvalidArgumentError(f"bad {part} {number} in a device name: it must not be negative")
+        # An index counts the devices of one type, so an index alone names no device.
         if self.device_index is not None and self.device_type is None:
             raise InvalidArgumentError(f"device index {self.device_index} needs a device type")
 
@@ -77,6 +79,7 @@ class DeviceSpec:
         >>> str(DeviceSpec.parse("/job:ps/task:1").merge(DeviceSpec.parse("/task:0/cpu:0")))
         '/job:ps/task:0/cpu:0'
         """
+        # Most operations name no device of their own, so the common case makes no new object.
         if inner == ANYWHERE:
             return self
         return replace(self, **{part: value for part, value in vars(inner).items() if value is not None})
@@ -95,6 +98,7 @@ def _parse(name: str) -> DeviceSpec:
     found: dict[str, str] = {}
     for part in filter(None, name.split("/")):
         key, _, value = part.partition(":")
+        # TF1 writes "/gpu:0" and "/device:GPU:0" for the same device.
         is_device = key == "device" or key.upper() in SHORT_TYPES
         if key == "device":
             key, _, value = value.partition(":")
@@ -104,20 +108,24 @@ def _parse(name: str) -> DeviceSpec:
                 "/job:worker, /task:0, /cpu:0 or /device:GPU:0"
             )
         parts = {"device_type": key, "device_index": value} if is_device else {key: value}
+        # The last of two parts would win silently, and the first may be the one that was meant.
         if found.keys() & parts.keys():
             raise InvalidArgumentError(f"device {name!r} says {key!r} twice")
         found |= parts
     fields: dict[str, Any] = {}
     for field, text in found.items():
+        # "*" stands for any, as a missing part does.
         if text in ("", "*"):
             continue
         if field in ("job", "device_type"):
             fields[field] = text
+        # `isdigit` alone accepts digits of other scripts, which are a mistake here.
         elif text.isascii() and text.isdigit():
             fields[field] = int(text)
         else:
             raise InvalidArgumentError(f"{text!r} in device {name!r} needs a number or '*'")
     try:
         return DeviceSpec(**fields)
+    # The error of a part does not know the whole name.
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error.message} {name!r}") from None

@@ -46,6 +46,7 @@ class JobSetClusterResolver(ClusterResolver):
         Raises:
             InvalidArgumentError: A variable is missing or invalid; the error names the variable.
         """
+        # The names follow the JobSet API: <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>.
         name = _variable(NAME_VARIABLE)
         subdomain = os.environ.get(SUBDOMAIN_VARIABLE) or name
         port = _number(PORT_VARIABLE, str(DEFAULT_PORT))
@@ -72,9 +73,11 @@ class JobSetClusterResolver(ClusterResolver):
         """
         cluster, job = self.cluster_spec(), _variable(JOB_VARIABLE)
         index = _number(JOB_INDEX_VARIABLE)
+        # An unknown job gets its error from `own_task`, which lists the known jobs.
         if job in cluster.jobs:
             replicas, pods, grows = _sizes()[job]
             pod = _number(POD_INDEX_VARIABLE, "0")
+            # Without this check a pod of child job 1 could take the index of a pod of child job 2.
             if index >= replicas or (pod >= pods and not grows):
                 where = f"{JOB_INDEX_VARIABLE}={index}, {POD_INDEX_VARIABLE}={pod}"
                 raise InvalidArgumentError(
@@ -86,6 +89,7 @@ class JobSetClusterResolver(ClusterResolver):
 
 def _added(job: str, pods: int, grows: bool) -> list[int]:
     """Returns the index of this pod if its job has grown since the variables were written."""
+    # A pod knows no pod index but its own, so only its own job can have an added task here.
     if job != os.environ.get(JOB_VARIABLE) or not grows:
         return []
     pod = _number(POD_INDEX_VARIABLE, "0")
@@ -100,8 +104,10 @@ def _sizes() -> dict[str, tuple[int, int, bool]]:
         match = re.fullmatch(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)=(\d+)(?:x(\d+))?(\+)?\s*", part)
         if match is None:
             raise InvalidArgumentError(f"{JOBS_VARIABLE}: cannot read {part!r} in {text!r}; write ps=2,worker=8")
+        # A second entry of a job would replace the first, and tasks would disagree on the cluster.
         if match[1] in sizes:
             raise InvalidArgumentError(f"{JOBS_VARIABLE} has job {match[1]!r} twice: {text!r}")
+        # With several child jobs, an added pod would shift the indices of all tasks behind it.
         if match[4] and (int(match[2]) != 1 or not match[3]):
             raise InvalidArgumentError(f"{JOBS_VARIABLE}: {part!r} can grow only with one child job: write worker=1x4+")
         sizes[match[1]] = int(match[2]), int(match[3] or 1), bool(match[4])
@@ -110,6 +116,7 @@ def _sizes() -> dict[str, tuple[int, int, bool]]:
 
 def _variable(name: str) -> str:
     value = os.environ.get(name)
+    # A manifest without the downward API leaves the variable empty or unset.
     if not value:
         source = f"take it from the pod's label {LABELS[name]}" if name in LABELS else "write ps=2,worker=8"
         raise InvalidArgumentError(f"{name} is not set, which a pod of a JobSet needs: {source}")

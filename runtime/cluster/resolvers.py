@@ -46,6 +46,7 @@ class ClusterResolver(ABC):
         Raises:
             InvalidArgumentError: The cluster has no such task.
         """
+        # The empty target is a session on this process alone, as in TF1.
         if task_type is None or task_id is None:
             return ""
         layer = rpc_layer or self.rpc_layer
@@ -74,6 +75,7 @@ class TFConfigClusterResolver(ClusterResolver):
             TypeError: "cluster" is not a cluster (see `ClusterSpec`).
         """
         config = _tf_config()
+        # TFJob writes this form with enableDynamicWorker, so that workers may be added.
         if "sparseCluster" not in config:
             return ClusterSpec(config.get("cluster", {}))
         jobs = config["sparseCluster"]
@@ -83,6 +85,7 @@ class TFConfigClusterResolver(ClusterResolver):
         if self.task_type == "ps" and isinstance(ps, list) and len(ps) == 1 and not jobs.get("worker"):
             # The ps is alone in the list, whatever its index.
             jobs = {"ps": {self.task_id or 0: ps[0]}}
+        # The lists have what this task may see. A job without tasks is none.
         return ClusterSpec({job: tasks for job, tasks in jobs.items() if tasks})
 
     def checked(self) -> tuple[ClusterSpec, TaskId]:
@@ -99,6 +102,7 @@ class TFConfigClusterResolver(ClusterResolver):
             job, index = self._task()
         except json.JSONDecodeError as error:
             raise InvalidArgumentError(str(error)) from None
+        # An invalid cluster raises TypeError elsewhere, but here the user wrote a variable and no code.
         try:
             cluster = self.cluster_spec()
         except (TypeError, InvalidArgumentError) as error:
@@ -133,9 +137,11 @@ class TFConfigClusterResolver(ClusterResolver):
             InvalidArgumentError: The cluster has no such task, or TF_CONFIG does not say the task of this process.
         """
         config = _tf_config()
+        # The user may name the target, for example a proxy, and the name outranks the cluster.
         if "session_master" in config:
             return str(config["session_master"])
         cluster = self.cluster_spec()
+        # A lone task needs no server, so its session runs in its own process.
         if len(cluster.tasks()) <= 1:
             return ""
         own_type, own_id = self._task()
@@ -152,6 +158,7 @@ def _tf_config() -> dict[str, Any]:
     try:
         config = json.loads(text, object_pairs_hook=_without_doubles)
     except json.JSONDecodeError as error:
+        # The original message does not say which variable is meant.
         raise json.JSONDecodeError(f"TF_CONFIG is not JSON: {error.msg}", error.doc, error.pos) from None
     if not isinstance(config, dict):
         raise InvalidArgumentError(f"TF_CONFIG must be a JSON object, got {text!r}")
@@ -172,6 +179,7 @@ def own_task(cluster: ClusterSpec, job: str, index: int, source: str) -> TaskId:
     Raises:
         InvalidArgumentError: There is no such job or task; the error names the task and its ``source``.
     """
+    # No task connects to an evaluator, so an evaluator needs no address in the cluster.
     if job == EVALUATOR and EVALUATOR not in cluster.jobs and index >= 0:
         return TaskId(job, index)
     if job not in cluster.jobs:

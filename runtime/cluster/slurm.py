@@ -31,6 +31,7 @@ class SlurmClusterResolver(ClusterResolver):
     @explains_arguments
     def __init__(self, jobs: Mapping[str, int] | None = None, port_base: int = 8888) -> None:
         """Makes the resolver; see the class."""
+        # Slurm numbers the tasks of a step from 0 and calls the number PROCID.
         rank = int(_slurm("PROCID"))
         jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
         groups = _groups()
@@ -40,10 +41,12 @@ class SlurmClusterResolver(ClusterResolver):
                 f"the jobs {dict(jobs)} need {sum(jobs.values())} tasks, this Slurm step has {len(places)}: "
                 "raise srun --ntasks"
             )
+        # All tasks must assign ranks alike, so jobs go by name and not by the order of the argument.
         order = [(job, index) for job in sorted(jobs) for index in range(jobs[job])]
         tasks = {task: f"{node}:{port_base + local}" for task, (node, local) in zip(order, places, strict=False)}
         self._cluster_spec = ClusterSpec({job: [tasks[job, i] for i in range(jobs[job])] for job in sorted(jobs)})
         self._own_task = order[rank] if rank < len(order) else (None, None)
+        # A step with --distribution=cyclic has other ranks on each node, and every address would be wrong.
         if rank < len(places) and os.environ.get("SLURMD_NODENAME", places[rank][0]) != places[rank][0]:
             raise RuntimeError(
                 f"rank {rank} runs on {os.environ['SLURMD_NODENAME']}, not on {places[rank][0]}: "
@@ -51,6 +54,7 @@ class SlurmClusterResolver(ClusterResolver):
             )
         own = _group_of(groups, rank)
         on_node = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))
+        # Tasks of a node share its GPUs evenly. GPUs that are left over stay unused.
         each = on_node // max(*groups[own].values(), 1)
         self._gpus: tuple[int, int, int] | None = None
         if each and rank < len(places):
@@ -82,6 +86,7 @@ def visible_gpus(visible: str | None, first: int, count: int, on_node: int) -> s
     >>> visible_gpus("0,1,2,3", first=2, count=2, on_node=4)
     '2,3'
     """
+    # Without a binding by Slurm a process sees all GPUs of the node.
     if visible is None:
         return ",".join(map(str, range(first, first + count)))
     names = visible.split(",")
@@ -109,6 +114,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     """
     counts: list[int] = []
     for part in tasks_per_node.split(","):
+        # Slurm writes runs of equal counts short: 2(x3) is 2,2,2.
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise RuntimeError(f"SLURM_STEP_TASKS_PER_NODE: cannot read {tasks_per_node!r}")
@@ -135,6 +141,7 @@ def _groups() -> list[dict[str, int]]:
         groups = [
             _nodes(f"JOB_NODELIST_HET_GROUP_{group}", f"TASKS_PER_NODE_HET_GROUP_{group}") for group in range(size)
         ]
+        # A step may run on one group alone. Then the sum differs, and the variables of the step are right.
         if sum(sum(nodes.values()) for nodes in groups) == int(_slurm("STEP_NUM_TASKS")):
             return groups
     return [_nodes("STEP_NODELIST", "STEP_TASKS_PER_NODE")]
@@ -154,6 +161,7 @@ def _places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
     used: dict[str, int] = {}
     for nodes in groups:
         for node, count in nodes.items():
+            # Two groups may share a node. Ports and GPUs of the second group follow those of the first.
             first = used.get(node, 0)
             places += [(node, first + local) for local in range(count)]
             used[node] = first + count

@@ -82,6 +82,7 @@ class ClusterSpec:
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Returns the jobs as plain values: a list for the indices 0, 1, 2..., else a dict from index to address."""
         return {
+            # A list says the same as a dict only if no index is missing.
             job: list(tasks.values()) if tasks and max(tasks) == len(tasks) - 1 else dict(tasks)
             for job, tasks in self._jobs.items()
         }
@@ -140,6 +141,7 @@ class ClusterSpec:
 
     def chief(self) -> TaskId | None:
         """Returns the task that leads a run: task 0 of job "chief" (or "master"), else worker 0, else None."""
+        # Older programs call the job of the chief "master".
         for job in (*CHIEF_JOBS, "worker"):
             if 0 in self._jobs.get(job, {}):
                 return TaskId(job, 0)
@@ -157,6 +159,7 @@ class ClusterSpec:
                 host, port = split_address(address)
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"task {task.index} of job {task.job}: {error.message}") from None
+            # Host names have no case, so w0:2222 and W0:2222 are one address.
             first = seen.setdefault((host.lower(), port), task)
             if port and first != task:
                 raise InvalidArgumentError(
@@ -166,6 +169,7 @@ class ClusterSpec:
 
     def fingerprint(self) -> str:
         """Returns a short digest (16 hex digits), the same in every process for equal specs."""
+        # JSON of sorted lists has one text for equal specs, in every process and version of Python.
         canonical = json.dumps([[job, sorted(self._jobs[job].items())] for job in sorted(self._jobs)])
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -233,9 +237,11 @@ def agree(here: ClusterSpec, there: ClusterSpec) -> bool:
     >>> agree(ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]}), ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "c:1"]}))
     True
     """
+    # A ps that knows only itself learns the other ps from its workers, so only its own address counts.
     for one, other in ((here, there), (there, here)):
         if len(one._jobs.get("ps", {})) == len(one.tasks()) == 1:
             return one._jobs["ps"].items() <= other._jobs.get("ps", {}).items()
+    # Variables are placed by the list of ps, so two lists would put one variable on two tasks.
     if here._jobs.get("ps", {}) != there._jobs.get("ps", {}) or {*here.jobs} != {*there.jobs}:
         return False
     return all(
@@ -253,10 +259,12 @@ def split_address(address: str) -> tuple[str, int]:
         InvalidArgumentError: there is no host, no port, or something else in the address.
     """
     host, colon, port = address.rpartition(":")
+    # Users paste targets such as grpc://ps0:2222, whose host would be "grpc://ps0".
     if "/" in address:
         raise InvalidArgumentError(f"address {address!r} must be plain 'host:port', without a scheme or path")
     if not colon or not host or (host.startswith("[") and not host.endswith("]")):
         raise InvalidArgumentError(f"address {address!r} has no port or no host: write 'host:port', such as 'ps0:2222'")
+    # "::1:2222" may be an address with a port or a longer address without one.
     if ":" in host and not host.startswith("["):
         raise InvalidArgumentError(f"address {address!r} is ambiguous: write an IPv6 address as '[::1]:2222'")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
@@ -287,6 +295,7 @@ def _job_tasks(job: str, tasks: object) -> dict[int, str]:
     """Returns the tasks of a job by ascending index."""
     if isinstance(tasks, Mapping):
         pairs = [(_task_index(job, index), address) for index, address in tasks.items()]
+    # A text is a sequence too, and {"ps": "ps0:2222"} would be a task for each letter.
     elif isinstance(tasks, Sequence) and not isinstance(tasks, str | bytes):
         pairs = list(enumerate(tasks))
     else:
@@ -303,6 +312,7 @@ def _job_tasks(job: str, tasks: object) -> dict[int, str]:
 def _task_index(job: str, index: object) -> int:
     """Returns the index of a task; text is accepted, because keys of JSON are text."""
     try:
+        # `int` turns True into 1 and 1.5 into 1, and either is a mistake here.
         if isinstance(index, bool | float) or not isinstance(index, int | str):
             raise ValueError
         number = int(index)

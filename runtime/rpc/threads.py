@@ -97,3 +97,4 @@ class CallThreads(futures.ThreadPoolExecutor):
                 return None
             finally:
                 self._idle -= 1
+                assert 0 <= self._idle <= self._count

@@ -139,8 +139,10 @@ def assemble(options: ServerOptions) -> TaskParts:
     credential, life = read_credential(options), TaskLife(name)
     audit = AuditLog(name, options.audit_log)
     refusals, pools = Refusals(name, audit), CallPools(limits)
+    # The port may still be 0. `Server` notes the real port, and every part asks `peers` for it.
     peers = TaskPeers(options.cluster, task, credential.hosts, credential.security)
     over, lanes = concurrency.Event(), LaneTable[Reply](limits)
+    # The lanes are made before their server, because the worker asks them about sessions.
     signs = SessionSigns(lanes)
     worker = _assemble_worker(options, limits, peers, audit, signs, over)
     context = ServerContext(
@@ -191,6 +193,7 @@ def _assemble_worker(
     cluster, task = options.cluster, options.task
     backups = BackupHolder(audit, peers.check_is_task) if _backup_holder(options) else None
     environment = Environment(
+        # Run records show this address to other tasks, and nobody asks before the port is open.
         address=lambda: peers.address,
         expected=frozenset(str(t) for t in cluster.tasks() if t.job not in (task.job, EVALUATOR)),
         limits=limits,
@@ -241,6 +244,7 @@ def read_credential(options: ServerOptions) -> TaskCredential:
                 f"it listens at {', '.join(hosts)}, which others reach, and nothing says whom it lets in: {WAYS_OUT}",
                 task=str(task),
             )
+        # Only this machine reaches the task, so a token of this process keeps other users out.
         return TaskCredential(hosts, None, concurrency.random_bytes(KEY_BYTES), None, ANYBODY)
     security = options.security.of_host(host)
     token, certificates = security.token(), security.tls()

@@ -80,6 +80,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             if method is None:
                 return call(request, context)
             try:
+                # With the full token alone, every client may do everything.
                 if self.certificates or observer:
                     self._check(method, request, context, observer)
                 with self.pools.place(method.pool(request), context):
@@ -109,6 +110,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             sender = method.sender(request)
             if who.task and sender is not None:
                 roles.check_is_task(who, sender or self.task, "")
+            # A worker takes stages from itself and the chief, so that no other worker runs programs in it.
             if order in ("register", "quorum"):
                 roles.check_registers(self.own, who)
         except PermissionDeniedError as error:

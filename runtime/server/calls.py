@@ -102,6 +102,7 @@ def _entry(plane: str, audited: Mapping[str, str], message: Any) -> Entry:
 
 
 def _stage(*calls: stage_pb2.StageCallDef) -> str:
+    # A kernel that runs on a condition has the prefix of `graph.op_kinds.WHEN`.
     kernels = (host.kernel.rpartition("when/")[2] for call in calls for host in call.stage.host)
     return "quorum" if any(kernel in CHIEFS_KERNELS for kernel in kernels) else "register"
 
@@ -113,6 +114,7 @@ def _program(request: services_pb2.RegisterRequest) -> Entry:
 
 
 def _status(request: services_pb2.StatusRequest) -> str:
+    # A status call with a cluster teaches this task addresses, which needs a right of its own.
     return "introduce" if request.HasField("cluster") else "status"
 
 

@@ -43,6 +43,7 @@ class ControlPlane:
         self._hosts = hosts
         self._certificates = certificates
         self._is_started = False
+        # Probes of Kubernetes call this service, so it exists before the task serves.
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
@@ -55,6 +56,7 @@ class ControlPlane:
         Raises:
             UnknownError: Another process has the port.
         """
+        assert not self._is_started
         add = self.grpc.add_insecure_port
         if self._certificates is not None:
             credentials = rpc.server_credentials(self._certificates)

@@ -86,6 +86,7 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
         raise InvalidArgumentError(
             f"a local cluster has at least one worker and no negative ps, not ps={ps}, {workers=}"
         )
+    # Each try takes new ports, so the port of another process does not come twice.
     for left in reversed(range(_TRIES)):
         hosts = _free_addresses(ps + workers)
         cluster = ClusterSpec({job: own for job, own in (("ps", hosts[:ps]), ("worker", hosts[ps:])) if own})
@@ -102,6 +103,7 @@ def local_cluster(ps: int = 1, workers: int = 2, **server_options: Any) -> InPro
                 if not left:
                     raise
                 continue
+            # The cluster object stops the servers from now on.
             started.pop_all()
             return InProcessCluster(cluster, servers)
     raise AssertionError("the last try returns or raises")

@@ -186,6 +186,7 @@ class ServerOptions:
         Raises:
             InvalidArgumentError: A variable has an invalid value.
         """
+        # An empty variable counts as unset: manifests write empty texts for values that are not given.
         told = {
             row.name: row.parse(text)
             for row in self.rows()

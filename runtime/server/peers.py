@@ -53,6 +53,7 @@ class TaskPeers:
         assert port and not self.dialled
         host, given = split_address(self.address)
         self.dialled = [join_address(name, port) for name in (host, *self._hosts)]
+        # A cluster with a port 0 names no address of this task, so no other task has used it.
         if port != given:
             self.address = self.dialled[0]
             jobs: dict[str, dict[int, str]] = {}
@@ -91,6 +92,7 @@ class TaskPeers:
                 address = self._known.get(name)
                 if address is None:
                     raise InvalidArgumentError(f"nobody has told it where {name} is", task=str(self._own))
+                # A server of this process may have been started since, and needs no connection.
                 local = tasks.find_local(address)
                 if local is not None:
                     return LocalTask(name, local)

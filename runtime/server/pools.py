@@ -70,6 +70,7 @@ class CallPools:
                 free.wait_for(
                     self._changed, lambda: running.total() < most and running[peer] < half, "waiting for its turn"
                 )
+            # One client must not take all places from the others.
             elif running[peer] >= limits.client_waiting_calls:
                 what = f"{running[peer]} calls of this connection wait here"
                 raise limits.exceeded(CLIENT_WAITING, what)
@@ -80,6 +81,7 @@ class CallPools:
             yield
         finally:
             with self._changed:
+                assert running[peer] > 0
                 running[peer] -= 1
                 # Connections come and go for as long as the task lives, so the counters of idle ones are removed.
                 if not running[peer]:

@@ -76,6 +76,7 @@ def wait_for_port(
         if not told:
             told = True
             logging.warning("%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS)
+        # A process that ends releases its port without an event to wait for.
         while concurrency.monotonic() < deadline and any(_problem(host, port) for host in hosts):
             concurrency.sleep(times.PORT_LOOK_SECS)
 
@@ -113,6 +114,7 @@ def _holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | 
     # The address of the task leads to another machine, so the answer came from another process.
     if pid not in (0, told.pid):
         return who, pid, False
+    # Definitions may differ in workers that were added later, so they need not be equal.
     same = agree(told.cluster, cluster)
     who = f"{told.task}{'' if same else ' of another cluster'} (process {told.pid} on {told.host})"
     return who, told.pid, same and told.task == str(task)

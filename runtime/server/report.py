@@ -101,6 +101,7 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
     # Only the task that holds the global step reports the step.
     if any(key == _GLOBAL_STEP and spec.shape == () for key, spec in known):
         values["global_step"] = float(worker.store.snapshot([_GLOBAL_STEP])[_GLOBAL_STEP])
+    # The error handler of the log keeps the last error of the process.
     error, when = metrics.last_error
     return pb.MetricsResponse(
         task=worker.task,

@@ -101,6 +101,7 @@ class Server:
         audit_log: str | os.PathLike[str] | None = None,
     ) -> None:
         retired.check_environment(os.environ)
+        # Variables fill in what the program leaves out, so the program is checked before them.
         options = ServerOptions(
             ClusterSpec(cluster),
             *(job_name, task_index, config, data_port, unix_socket, ps_backups, ps_backups_lag),
@@ -299,6 +300,7 @@ class Server:
         # to come back.
         if leaving:
             self.tensors.stop(grace_secs, leaving=True)
+        # Sessions of this process hold the worker itself and see no closed port.
         tasks.leave(self.address, self)
         if self.worker.primary is not None:
             self.worker.primary.close()
@@ -308,6 +310,7 @@ class Server:
         for left in self._tokens:
             left.close()
         self._unshare()
+        # The last calls write their outcome into the audit log, so the log outlives both ports.
         parts.audit.close()
         parts.end.note_stop()
 

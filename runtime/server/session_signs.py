@@ -30,5 +30,6 @@ class SessionSigns:
 
     def is_alive(self, session: int) -> bool:
         """Returns True if a session is connected here and the session's process shows life."""
+        # A frozen process keeps its connection, so a connection alone is no sign of life.
         silent = self.silent_secs(session)
         return self.is_connected(session) and (silent is None or silent < HEARTBEAT_TIMEOUT_SECS)

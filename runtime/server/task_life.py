@@ -33,6 +33,7 @@ class TaskLife:
     """
 
     def __init__(self, task: str) -> None:
+        # 0 in a request means any process of the task, so no process has this id.
         self.incarnation = concurrency.random_id(63) | 1
         self.takeovers = 0
         self.started_unix_secs = concurrency.wall_time()

@@ -61,11 +61,13 @@ class TrainingEnd:
                 who = "training is over" if not run.unfinished() else "some are done with training"
                 log("%s: %s; waiting for %s", self._task, who, ", ".join(map(str, awaited)))
                 log = logging.warning
+        # The event `_over` alone does not tell a stop from the end of training.
         if self.stopped.is_set():
             if run.unfinished():
                 what = "started again, it goes on from the newest checkpoint"
                 logging.warning("%s stops before training has ended: %s", self._task, what)
             return False
+        # The run record gave these tasks up, after the silence that the chief has set.
         for who_is_gone in run.awaited():
             logging.warning("%s: not waiting any longer for %s", self._task, who_is_gone)
         self._log_unsaved()
@@ -84,6 +86,7 @@ class TrainingEnd:
             logging.warning("%s: SIGTERM: serving on for %g s at most, for %s", self._task, secs, ", ".join(living))
             # The chief learns the time and saves before. Steps after the last checkpoint end with this task.
             self._store.run.go_at(deadline)
+        # A connected worker may be saving, and its last checkpoint needs this task.
         while (left := deadline - concurrency.monotonic()) > 0 and self._living_tasks():
             if self._over.wait(min(times.DRAIN_LOOK_SECS, left)):
                 break
