@@ -1,4 +1,4 @@
-"""``Print`` shows values on the task where it runs; ``check`` fails a step whose values are wrong."""
+"""``Print`` shows values on the task of the operation. ``check`` fails a step whose values are wrong."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ def Print(  # noqa: N802 - TF1's name
     summarize: int = 3,
     name: str | None = None,
 ) -> Tensor:
-    """Gives ``x``, and prints ``message`` and ``data`` whenever ``x`` is used, on stderr of the task that it is on.
+    """Returns ``x``, and prints ``message`` and ``data`` on stderr of the operation's task in each step with ``x``.
 
-    ``x`` itself stays where it is and keeps its derivative.
+    ``x`` stays on its device and keeps its derivative.
 
     Args:
-        x: any tensor.
-        data: tensors to show, numbers or strings.
-        message: what stands in front of them.
-        first_n: print only so many times in each session; always by default.
-        summarize: how many elements of each tensor to show.
-        name: name scope of the operations.
+        x: Any tensor.
+        data: Tensors to show, numbers or strings.
+        message: Text in front of the tensors.
+        first_n: Number of prints in each session; without limit by default.
+        summarize: Number of elements to show of each tensor.
+        name: Name scope of the operations.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     x = rt.constant([1.0, 2.0])
+        ...     session.run(rt.Print(x, [x, "done"], message="x is ")).tolist()
+        [1.0, 2.0]
     """
     with Graph.of(x, *data).as_default() as graph, graph.name_scope(name or "Print"):
         tensor = as_tensor(x)
@@ -48,19 +55,28 @@ def Print(  # noqa: N802 - TF1's name
 def check(
     predicate: TensorLike, message: str, data: Sequence[TensorLike] = (), *, summarize: int = 3, name: str | None = None
 ) -> Operation:
-    """Makes an operation that fails the step unless all of ``predicate`` is true.
+    """Makes an operation that fails the step unless all elements of ``predicate`` are true.
 
-    It runs when it is fetched or when something depends on it: ``with rt.control_dependencies([rt.check(...)]):``.
+    A step runs the check if the check is fetched, or if a fetched operation depends on the check.
 
     Args:
-        predicate: bool tensor of any shape.
-        message: what the error says; it goes on with ``data``.
-        data: tensors to show in the error, numbers or strings.
-        summarize: how many elements of each tensor to show.
-        name: operation name.
+        predicate: Bool tensor of any shape.
+        message: Text of the error, before ``data``.
+        data: Tensors to show in the error, numbers or strings.
+        summarize: Number of elements to show of each tensor.
+        name: Operation name.
 
     Raises:
-        InvalidArgumentError: ``predicate`` is not bool; and, when the step runs, not all of it is true.
+        InvalidArgumentError: ``predicate`` is not bool. In a step: an element of ``predicate`` is false.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     x = rt.placeholder("float32", [])
+        ...     with rt.control_dependencies([rt.check(x > 0.0, "x must be positive", [x])]):
+        ...         root = x**0.5
+        ...     print(session.run(root, {x: 9.0}))
+        3.0
     """
     with Graph.of(predicate, *data).as_default():
         tensor = as_tensor(predicate)

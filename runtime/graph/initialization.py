@@ -29,7 +29,20 @@ def local_variables() -> list[Variable]:
 
 
 def variables_initializer(var_list: Sequence[Variable], name: str = "init") -> Operation:
-    """Makes an operation that gives each variable of ``var_list`` its initial value."""
+    """Makes an operation that initialises each variable of ``var_list``.
+
+    Args:
+        var_list: The variables.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     a, b = rt.Variable(1.0), rt.Variable(2.0)
+        ...     session.run(rt.variables_initializer([a, b]))
+        ...     print(session.run(a + b))
+        3.0
+    """
     return group(*[v.initializer for v in var_list], name=name)
 
 
@@ -44,7 +57,18 @@ def local_variables_initializer() -> Operation:
 
 
 def is_variable_initialized(variable: Variable, name: str | None = None) -> Tensor:
-    """Makes a bool scalar that is true if ``variable`` has a value on its task."""
+    """Makes a bool scalar that is true if ``variable`` has a value on its task.
+
+    Args:
+        variable: The variable.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     print(session.run(rt.is_variable_initialized(rt.Variable(1.0))))
+        False
+    """
     op = variable.graph.add_operation(
         "IsVariableInitialized",
         Host(
@@ -62,34 +86,49 @@ def is_variable_initialized(variable: Variable, name: str | None = None) -> Tens
 def report_uninitialized_variables(
     var_list: Sequence[Variable] | None = None, name: str = "report_uninitialized_variables"
 ) -> Tensor:
-    """Makes a 1-D string tensor of the names of the variables that have no value yet.
-
-    Empty if all have a value.
+    """Makes a 1-D string tensor with the names of the variables without a value.
 
     Args:
-        var_list: variables to look at; global and local ones of the default graph by default.
-        name: operation name.
+        var_list: The variables; all global and local variables of the default graph by default.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     a, b = rt.Variable(1.0, name="a"), rt.Variable(2.0, name="b")
+        ...     session.run(a.initializer)
+        ...     session.run(rt.report_uninitialized_variables()).tolist()
+        [b'b']
     """
-    return _uninitialized(var_list, name, "uninitialized", [])
+    return _find_uninitialized(var_list, name, "uninitialized", [])
 
 
 def wait_until_initialized(
     var_list: Sequence[Variable] | None = None, timeout_secs: TensorLike = 10.0, name: str = "wait_until_initialized"
 ) -> Tensor:
-    """Waits on the variables' own tasks until all have values.
+    """Makes a tensor that waits on the variables' own tasks until all variables have values.
 
     Args:
-        var_list: variables to wait for; global and local ones of the default graph by default.
-        timeout_secs: how long a step that fetches the tensor waits at most: a number, or a scalar tensor of one.
-        name: operation name.
+        var_list: The variables; all global and local variables of the default graph by default.
+        timeout_secs: Limit of the wait in a step: a number, or a scalar tensor.
+        name: Operation name.
 
     Returns:
-        A 1-D string tensor with the names of the variables that have no value even then (empty when all have one).
+        A 1-D string tensor with the names of the variables without a value at the end of the wait.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     missing = rt.wait_until_initialized([rt.Variable(1.0, name="a")], timeout_secs=0.1)
+        ...     session.run(missing).tolist()
+        [b'a']
     """
-    return _uninitialized(var_list, name, "wait_initialized", [timeout_secs])
+    return _find_uninitialized(var_list, name, "wait_initialized", [timeout_secs])
 
 
-def _uninitialized(var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[TensorLike]) -> Tensor:
+def _find_uninitialized(
+    var_list: Sequence[Variable] | None, name: str, kernel: str, given: Sequence[TensorLike]
+) -> Tensor:
     names = [((None,), np.dtype(object))]
     with Graph.of(*(var_list or ()), *given).as_default() as graph:
         inputs = [as_tensor(value) for value in given]

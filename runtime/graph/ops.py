@@ -1,4 +1,4 @@
-"""Placeholders, constants, and ``call``: one operation of any JAX function of pytrees of tensors."""
+"""Placeholders, constants, and ``call``, which makes one operation of any JAX function of pytrees of tensors."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ def as_dtype(dtype: DTypeLike) -> DType:
 def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value") -> Array:
     """Converts ``value`` to a numpy array with JAX's default widths.
 
-    Python and numpy 64-bit values become 32 bits wide unless ``dtype`` or JAX's 64-bit mode says otherwise; strings
-    become an object array of bytes. The result may share the memory of ``value``.
+    Python and numpy 64-bit values become 32 bits wide, but for ``dtype`` or JAX's 64-bit mode. Strings become an object
+    array of bytes. The result may share the memory of ``value``.
 
     Raises:
-        InvalidArgumentError: ragged nesting or a type no tensor can hold.
+        InvalidArgumentError: ragged nesting, or a type that no tensor can hold.
     """
     try:
         array = np.asarray(value)
-    except UnicodeDecodeError:  # strings beside bytes, which numpy would decode
+    # Numpy would decode bytes that lie beside strings.
+    except UnicodeDecodeError:
         array = np.array(value, object)
     except ValueError as error:
         raise InvalidArgumentError(f"{what}: cannot be made an array: {error}") from None
     # numpy's own string kinds drop zero bytes at the end, so strings are taken from the value itself.
     if array.dtype.kind in "SUO":
-        return _string_array(array if isinstance(value, np.ndarray) else np.asarray(value, object), what)
+        return _make_string_array(array if isinstance(value, np.ndarray) else np.asarray(value, object), what)
     if dtype is not None:
         wanted = as_dtype(dtype)
         if wanted.hasobject:
             raise InvalidArgumentError(f"{what}: {array.dtype.name} given for a string tensor")
-        return _cast(array, wanted, what)
+        return _cast_array(array, wanted, what)
     if is_64_bit(array.dtype) and not x64_enabled():
         if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
             raise InvalidArgumentError(
@@ -63,7 +64,7 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
     return array
 
 
-def _cast(array: Array, wanted: DType, what: str) -> Array:
+def _cast_array(array: Array, wanted: DType, what: str) -> Array:
     """Converts ``array`` to ``wanted``.
 
     Raises InvalidArgumentError if more than precision would be lost.
@@ -85,7 +86,7 @@ def kind_of(dtype: DType) -> int:
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 4)
 
 
-def _string_array(array: Array, what: str) -> Array:
+def _make_string_array(array: Array, what: str) -> Array:
     flat = []
     for item in array.ravel().tolist():
         if not isinstance(item, str | bytes):
@@ -102,15 +103,22 @@ def placeholder(
     """Makes a tensor whose value is fed with each step.
 
     Args:
-        dtype: its dtype.
-        shape: static shape; ``None`` for a dimension lets it differ from step to step (one program is compiled for
-            each size met); ``None`` as a whole accepts any shape.
-        name: operation name, "Placeholder" by default.
-        casting: what is done to values of another dtype. "same_value" converts those that the dtype can hold (rounding
-            reals) and refuses others; "unsafe" cuts those to fit, as numpy does, and warns once.
+        dtype: Dtype of the tensor.
+        shape: Static shape. A dimension ``None`` may differ from step to step, and each size compiles a program.
+            ``None`` as a whole accepts any shape.
+        name: Operation name, "Placeholder" by default.
+        casting: Treatment of values of another dtype. "same_value" converts values that the dtype can hold, with reals
+            rounded, and refuses all other values. "unsafe" cuts these to fit, as numpy does, and warns once.
 
     Raises:
         InvalidArgumentError: no such casting.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     x = rt.placeholder("float32", [None, 2])
+        ...     session.run(rt.numpy.sum(x, axis=0), {x: [[1, 2], [3, 4], [5, 6]]}).tolist()
+        [9.0, 12.0]
     """
     if casting not in ("same_value", "unsafe"):
         raise InvalidArgumentError(f"placeholder {name!r}: casting is 'same_value' or 'unsafe', not {casting!r}")
@@ -127,14 +135,20 @@ def constant(
     """Makes a literal array, of numbers or strings.
 
     Args:
-        value: anything numpy makes an array of; strings and bytes become string tensors.
-        dtype: wanted dtype, JAX's default for ``value`` when not given.
-        shape: broadcast a single value to, or reshape to, this shape.
-        name: operation name, "Const" by default.
+        value: A number, string, bytes, array or nested list. Strings and bytes become string tensors.
+        dtype: Wanted dtype; JAX's default for ``value`` by default.
+        shape: Shape to which a single value is broadcast, or an array reshaped.
+        name: Operation name, "Const" by default.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     session.run(rt.constant(7.0, shape=[2])).tolist()
+        [7.0, 7.0]
     """
     array = as_array(value, dtype, name or "constant")
     if shape is not None:
-        array = _shaped(array, tuple(shape), name or "constant")
+        array = _give_shape(array, tuple(shape), name or "constant")
     # A copy, because the caller may change the array afterwards.
     array = np.array(array, order="C")
     array.flags.writeable = False
@@ -144,7 +158,7 @@ def constant(
     return op.outputs[0]
 
 
-def _shaped(array: Array, shape: tuple[int, ...], what: str) -> Array:
+def _give_shape(array: Array, shape: tuple[int, ...], what: str) -> Array:
     try:
         return np.broadcast_to(array, shape) if array.size == 1 else array.reshape(shape)
     except ValueError:
@@ -153,13 +167,25 @@ def _shaped(array: Array, shape: tuple[int, ...], what: str) -> Array:
 
 @runtime_checkable
 class StandsForTensor(Protocol):
-    """An object that is taken for a tensor in arithmetic, as a variable is for its value."""
+    """An object with a tensor for arithmetic, such as a variable with its value."""
 
     def _as_tensor(self) -> Tensor: ...
 
 
 def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | None = None) -> Tensor:
-    """Returns ``value`` if it is a tensor, the value of a variable, or a constant of anything else."""
+    """Returns ``value`` as a tensor: a tensor itself, the value of a variable, or a constant.
+
+    Args:
+        value: A tensor, a variable, or an array or number.
+        dtype: Dtype of a constant.
+        name: Operation name of a constant.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     rt.as_tensor([1, 2], "float32", name="pair")
+        <Tensor 'pair:0' shape=(2) dtype=float32>
+    """
     if isinstance(value, Tensor):
         return value
     if isinstance(value, StandsForTensor):
@@ -169,29 +195,38 @@ def as_tensor(value: TensorLike, dtype: DTypeLike | None = None, name: str | Non
 
 
 def is_tensor(value: object) -> TypeGuard[Operators[Tensor]]:
-    """Returns True for tensors and for variables, which stand for one."""
+    """Returns True for tensors and variables."""
     return isinstance(value, Operators)
 
 
 def call(fn: Callable[..., object], *args: object, name: str | None = None, **kwargs: object) -> Any:
     """Makes one operation of any JAX function of pytrees: ``rt.call(loss_fn, params, x, y)``.
 
-    Tensors and variables anywhere in ``args`` and ``kwargs`` become the operation's inputs; small arrays, numbers and
-    other Python values are passed as they are (so static arguments such as ``axis`` work), large arrays become
-    constants.
+    Tensors and variables anywhere in ``args`` and ``kwargs`` become the operation's inputs. Large arrays become
+    constants. Small arrays, numbers and other Python values reach ``fn`` unchanged, so static arguments such as
+    ``axis`` work.
 
     Args:
-        fn: a pure function that JAX can trace.
-        *args: positional arguments, pytrees.
-        name: operation name; by default the function's own, which is the operation's type in any case.
-        **kwargs: keyword arguments, pytrees.
+        fn: A pure function that JAX can trace.
+        *args: Positional arguments, pytrees.
+        name: Operation name; by default the function's own, which is the operation's type in any case.
+        **kwargs: Keyword arguments, pytrees.
 
     Returns:
-        What ``fn`` returns, with a ``Tensor`` in the place of each array.
+        The result of ``fn`` with a ``Tensor`` in the place of each array.
 
     Raises:
         InvalidArgumentError: JAX cannot trace ``fn`` for these shapes and dtypes.
-        ValueError: there are tensors of two graphs; names both.
+        ValueError: The tensors are of two graphs. The message names both graphs.
+
+    Example:
+        >>> import runtime as rt
+        >>> def norms(tree, axis):
+        ...     return {name: (array**2).sum(axis) ** 0.5 for name, array in tree.items()}
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     x = rt.placeholder("float32", [2, 2])
+        ...     session.run(rt.call(norms, {"x": x}, axis=1), {x: [[3, 4], [6, 8]]})["x"].tolist()
+        [5.0, 10.0]
     """
     label = name or _function_name(fn)
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -199,10 +234,10 @@ def call(fn: Callable[..., object], *args: object, name: str | None = None, **kw
         if is_tensor(leaf):
             misuse.check_not_traced(leaf.name)
     with Graph.of(*leaves).as_default():
-        return _called(fn, leaves, tree, label)
+        return _add_call(fn, leaves, tree, label)
 
 
-def _called(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, label: str) -> Any:
+def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, label: str) -> Any:
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
@@ -238,7 +273,7 @@ def pure(
     colocate_with: Operation | None = None,
     wide: bool = False,
 ) -> Operation:
-    """Adds an operation whose flat function and output shapes are already known."""
+    """Adds an operation of a flat function whose output shapes are known."""
     return Graph.of(*inputs).add_operation(
         type or name.rsplit("/", 1)[-1],
         Pure(fn),
@@ -251,9 +286,21 @@ def pure(
 
 
 def identity(value: TensorLike, name: str | None = None, *, colocate_with: Operation | None = None) -> Tensor:
-    """Makes an operation that gives the same value on the current device.
+    """Makes an operation that returns its input on the current device.
 
-    It gives a tensor a name, or sends a tensor to a device.
+    So a tensor receives a name, or goes to a device.
+
+    Args:
+        value: A tensor, a variable, or an array or number.
+        name: Operation name.
+        colocate_with: The operation whose device the new operation takes.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     with rt.device("/job:worker"):
+        ...         print(rt.identity(rt.constant(1.0), "here").device)
+        /job:worker
     """
     tensor = as_tensor(value)
     body = Host("identity") if tensor.dtype == object else Pure(lambda x: (x,))

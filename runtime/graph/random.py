@@ -1,4 +1,4 @@
-"""Randomness: keys that are new in every step, reproducible from the graph's and the operation's seeds."""
+"""Randomness: keys for every step, reproducible from the seeds of the graph and the operation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _STEP_ID = "step_id"
 
 
 def step_id() -> Tensor:
-    """Returns the tensor that tells one step of a session from another.
-
-    Its value is uint32[4], see ``op_kinds.StepId``.
-    """
+    """Returns the tensor of the step's own id, uint32[4] (``op_kinds.StepId``)."""
     graph = get_default_graph()
     found = graph.get_collection(_STEP_ID)
     if found:
@@ -32,25 +29,31 @@ def step_id() -> Tensor:
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Sets the graph-level seed: with it, every run of the program draws the same numbers step by step."""
+    """Sets the graph-level seed. Every run of the program then draws the same numbers step by step."""
     get_default_graph().seed = seed
 
 
 def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
     """Makes a JAX random key that is new in every step.
 
-    Example: ``rt.call(jax.random.normal, rt.random_key(), (3,))``.
-
-    With the graph's seed or this operation's, the n-th step of any session draws the same numbers; without both,
-    every session draws its own.
+    With the seed of the graph or of the operation, the n-th step of any session draws the same numbers. Without a seed
+    every session draws its own numbers.
 
     Args:
-        seed: seed of this operation.
-        name: operation name; without ``seed`` it tells the operations of one graph apart.
+        seed: Seed of this operation.
+        name: Operation name. Without ``seed`` the name distinguishes the operations of one graph.
 
     Returns:
-        A typed key (``jax.random.key``) as raw data: uint32[2], or what keys of JAX's default implementation
-        (``jax_default_prng_impl``) are made of.
+        The raw data of a typed key (``jax.random.key``) of JAX's default implementation (``jax_default_prng_impl``):
+        uint32[2] as a rule.
+
+    Example:
+        >>> import jax
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     drawn = rt.call(jax.random.normal, rt.random_key(seed=1), (3,))
+        ...     session.run(drawn).tolist() == session.run(drawn).tolist()
+        False
     """
     graph = get_default_graph()
     label = graph.unique_name(name)

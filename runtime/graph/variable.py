@@ -1,4 +1,4 @@
-"""Variables: named mutable arrays that live on one task and are shared by every session of the cluster."""
+"""Variables: named mutable arrays on one task, shared by every session of the cluster."""
 
 from __future__ import annotations
 
@@ -21,31 +21,40 @@ from runtime.tensor_spec import AnyArray, DType, dtype_name, shape_fits
 class Variable(Operators[Tensor]):
     """A named mutable array on one task of the cluster.
 
-    The name and the device are its identity: two sessions, or two graphs, that make a variable of the same name on
-    the same device share its value. A variable ``w`` adds the operations ``w`` (its value), ``w/initial_value``,
-    ``w/Assign`` (its initialiser) and ``w/read``.
+    The name and the device are the identity of a variable. Two sessions, or two graphs, with a variable of the same
+    name on the same device share its value. A variable ``w`` adds the operations ``w`` (its value),
+    ``w/initial_value``, ``w/Assign`` (its initialiser) and ``w/read``.
 
-    Arithmetic and ``rt.call`` take a variable for its value: ``w/read``, which a step reads once. Under
-    ``control_dependencies`` that is a new read, after the operations it names, as with every operation that is made
-    there: ``with rt.control_dependencies([train_op]): after = rt.identity(w)`` is the trained value. What is made under
-    the same dependencies shares one read.
+    Arithmetic and ``rt.call`` take a variable for its value ``w/read``, which a step reads once. Under
+    ``control_dependencies`` the value is a new read, after the operations of the dependencies:
+    ``with rt.control_dependencies([train_op]): after = rt.identity(w)`` is the trained value. Operations under the same
+    dependencies share one read.
 
     Args:
-        initial_value: array, number, string, tensor, or a function of no arguments that makes one of these (it is
-            called on the variable's device, so that a random initial value is drawn where it will live).
-        name: "Variable" by default; made unique in its graph.
-        dtype: wanted dtype.
-        trainable: whether optimizers update it by default.
-        collections: collections to add it to; by default the global variables (and the trainable ones).
-        local: keep it on the session's own task, not on a task that all share (TF1's local variables).
-        container: named container of the store; sessions can clear one container and keep the others.
+        initial_value: An array, number, string or tensor, or a function without arguments that makes an initial value.
+            The function is called on the variable's device, so a random value is drawn on the variable's task.
+        name: Name, made unique in the graph; "Variable" by default.
+        dtype: Wanted dtype.
+        trainable: True if optimizers update the variable by default.
+        collections: Collections for the variable; by default the global variables (and the trainable variables).
+        local: True to keep the variable on the session's own task, not on a shared task (TF1's local variables).
+        container: Named container of the store. Sessions can clear one container and keep all other variables.
 
     Raises:
-        InvalidArgumentError: the initial value has no fully known shape.
+        InvalidArgumentError: The initial value has no fully known shape.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     weights = rt.Variable([1.0, 2.0], name="weights")
+        ...     step = weights.assign_add([0.5, 0.5])
+        ...     session.run(weights.initializer)
+        ...     session.run(step).tolist()
+        [1.5, 2.5]
     """
 
     save_slice_info: Any = None
-    """The array in checkpoints that it is a slice of (``harness.partitioned``); None: an array of its own."""
+    """The whole array in checkpoints of which the variable is a slice (``harness.partitioned``); None for no slice."""
 
     def __init__(
         self,
@@ -103,7 +112,7 @@ class Variable(Operators[Tensor]):
 
     @property
     def name(self) -> str:
-        """Returns ``w:0``, the name of the tensor that is the variable's value."""
+        """Returns ``w:0``, the name of the tensor of the variable's value."""
         return self.op.outputs[0].name
 
     @property
@@ -113,7 +122,7 @@ class Variable(Operators[Tensor]):
 
     @property
     def device(self) -> str:
-        """Returns the device that was asked for, or ``""``."""
+        """Returns the requested device, or ``""``."""
         return self.op.device
 
     @property
@@ -127,18 +136,21 @@ class Variable(Operators[Tensor]):
         return self.spec.dtype
 
     def initialize_from(self, value: TensorLike) -> None:
-        """Makes the initialiser give ``value`` from now on: an array or tensor of the variable's shape and dtype.
+        """Replaces the initialiser by an assignment of ``value``.
 
-        Operations that were made of the old initialiser (an ``init`` group) are not changed.
+        Operations made of the old initialiser, such as an ``init`` group, do not change.
+
+        Args:
+            value: An array or tensor of the variable's shape and dtype.
         """
         graph = self.graph
         with graph.as_default(), graph.control_dependencies(None), graph.name_scope(self.op.name + "/"):
             self.initializer = self.assign(value, name="Assign").op
 
     def value(self) -> Tensor:
-        """Returns the tensor that stands for the variable in arithmetic.
+        """Returns the variable's tensor for arithmetic.
 
-        This is ``w/read``, or a read after the open ``control_dependencies``.
+        The tensor is ``w/read``, or a read after the open ``control_dependencies``.
         """
         before = self.graph.under_control
         if not before:
@@ -149,9 +161,9 @@ class Variable(Operators[Tensor]):
         return self._reads_after[before]
 
     def read_value(self) -> Tensor:
-        """Makes a read that shares nothing with other reads.
+        """Makes a read of its own, shared with no other operation.
 
-        Under ``control_dependencies`` the read comes after those operations.
+        Under ``control_dependencies`` the read comes after the operations of the dependencies.
         """
         return self._read(f"{self.op.name.rsplit('/', 1)[-1]}/ReadVariable")
 
@@ -167,13 +179,13 @@ class Variable(Operators[Tensor]):
         return op.outputs[0]
 
     def initialized_value(self) -> Tensor:
-        """Returns the value if the variable has one, else the initial value.
+        """Returns the value if the variable is initialised, else the initial value.
 
-        For initial values that depend on other variables' initial values: the initialisers then need no order.
+        So an initial value can depend on another variable, and the initialisers of both need no order.
         """
         op = self.graph.add_operation(
             "InitializedValue",
-            Host("value_or", _attrs(self.spec), resource=self.spec.name),
+            Host("value_or", _describe_spec(self.spec), resource=self.spec.name),
             [self.initial_value],
             [(self.spec.shape, self.spec.dtype)],
             name=f"{self.op.name}/initialized_value",
@@ -198,31 +210,42 @@ class Variable(Operators[Tensor]):
     # -- changing it -------------------------------------------------------------------------------------------
 
     def assign(self, value: TensorLike, name: str | None = None) -> Tensor:
-        """Replaces the value; gives the new value. Needs no initialised variable."""
+        """Replaces the value, and returns the new value. The variable needs no value before."""
         return self._update("Assign", name, lambda new: (new, new), value, overwrites=True)
 
     def assign_add(self, delta: TensorLike, name: str | None = None) -> Tensor:
-        """Adds ``delta`` in one atomic step on the variable's task; returns the new value."""
+        """Adds ``delta`` in one atomic step on the variable's task, and returns the new value."""
         return self._update("AssignAdd", name, lambda old, d: (old + d,) * 2, delta)
 
     def assign_sub(self, delta: TensorLike, name: str | None = None) -> Tensor:
-        """Subtracts ``delta`` in one atomic step on the variable's task; returns the new value."""
+        """Subtracts ``delta`` in one atomic step on the variable's task, and returns the new value."""
         return self._update("AssignSub", name, lambda old, d: (old - d,) * 2, delta)
 
     def update(self, fn: Callable[..., AnyArray], *inputs: TensorLike, name: str | None = None) -> Tensor:
-        """Replaces the value by ``fn(value, *inputs)`` in one atomic step on the variable's task; gives the new value.
+        """Replaces the value by ``fn(value, *inputs)`` in one atomic step, and returns the new value.
 
         Args:
-            fn: a JAX function; its result has the variable's shape and dtype.
-            *inputs: tensors, variables or arrays.
-            name: operation name.
+            fn: A JAX function. Its result has the variable's shape and dtype.
+            *inputs: Tensors, variables or arrays.
+            name: Operation name.
+
+        Example:
+            >>> import jax
+            >>> import runtime as rt
+            >>> with rt.Graph().as_default(), rt.Session() as session:
+            ...     best = rt.Variable(3.0)
+            ...     session.run(best.initializer)
+            ...     print(session.run(best.update(jax.numpy.maximum, 5.0)))
+            5.0
         """
 
-        def replaced(*arrays: jax.Array) -> tuple[list[AnyArray], list[AnyArray]]:
+        def replace_value(*arrays: jax.Array) -> tuple[list[AnyArray], list[AnyArray]]:
             new = fn(*arrays)
             return [new], [new]
 
-        return update([self], replaced, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update").outputs[0]
+        return update([self], replace_value, inputs, outputs=[(self.shape, self.dtype)], name=name or "Update").outputs[
+            0
+        ]
 
     def _update(self, kind: str, name: str | None, fn: ArrayFn, value: TensorLike, overwrites: bool = False) -> Tensor:
         with Graph.of(self, value).as_default(), self.graph.device(lambda op: self.op.device):
@@ -235,7 +258,7 @@ class Variable(Operators[Tensor]):
             raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
         op = self.graph.add_operation(
             kind,
-            Host("assign", _attrs(self.spec), True, self.spec.name)
+            Host("assign", _describe_spec(self.spec), True, self.spec.name)
             if self.dtype.hasobject
             else Update((self.spec,), fn, overwrites),
             [tensor],
@@ -259,14 +282,24 @@ def update(
     Optimizers are made of such updates.
 
     Args:
-        variables: variables on one device, at least one.
-        fn: ``fn(*values, *inputs) -> (new values, outputs)``, a JAX function.
-        inputs: tensors, variables or arrays.
+        variables: Variables on one device, at least one.
+        fn: A JAX function, ``fn(*values, *inputs) -> (new values, outputs)``.
+        inputs: Tensors, variables or arrays.
         outputs: (shape, dtype) of the outputs besides the new values.
-        name: operation name.
+        name: Operation name.
 
     Raises:
         InvalidArgumentError: no variables, or variables on different devices.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     a, b = rt.Variable(1.0), rt.Variable(2.0)
+        ...     swap = rt.update([a, b], lambda x, y: ([y, x], [x + y]), [], outputs=[((), "float32")])
+        ...     session.run([a.initializer, b.initializer])
+        ...     print(session.run(swap.outputs[0]), *session.run([a, b]))
+        [None, None]
+        3.0 2.0 1.0
     """
     if not variables:
         raise InvalidArgumentError(f"{name}: no variables to update")
@@ -275,7 +308,7 @@ def update(
         raise InvalidArgumentError(f"{name}: one update works on one device, these variables are on {devices}")
     specs = tuple(v.spec for v in variables)
 
-    def body(*arrays: jax.Array) -> tuple[AnyArray, ...]:
+    def update_values(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         new, out = fn(*arrays)
         return (*new, *out)
 
@@ -283,7 +316,7 @@ def update(
         tensors = [as_tensor(i) for i in inputs]
     return graph.add_operation(
         name.rsplit("/", 1)[-1],
-        Update(specs, body),
+        Update(specs, update_values),
         tensors,
         [(tuple(s), as_dtype(d)) for s, d in outputs],
         name=name,
@@ -303,8 +336,8 @@ def _check_fits(variable: Variable, tensor: Tensor) -> None:
         )
 
 
-def _attrs(spec: VariableSpec) -> Attrs:
-    """Returns the attributes by which a host kernel finds a variable."""
+def _describe_spec(spec: VariableSpec) -> Attrs:
+    """Returns the attributes of a variable for a host kernel."""
     return {"variable": spec.name, "container": spec.container, "local": spec.local}
 
 
@@ -313,7 +346,7 @@ def _static_spec(
 ) -> tuple[tuple[int, ...] | None, DType]:
     """Returns shape and dtype of an initial value without making operations.
 
-    The shape is None if only a call of the value can tell.
+    The shape is None for a function, which must be called first.
     """
     if callable(value) and not is_tensor(value):
         return None, np.dtype(np.float32)
@@ -331,7 +364,7 @@ def _static_spec(
 def _call_elsewhere(
     make: Callable[[], TensorLike], dtype: DTypeLike | None, name: str
 ) -> tuple[tuple[int, ...], DType]:
-    """Learns the shape of ``make()`` by calling it in a scratch graph; the real call happens on its device."""
+    """Finds the shape of ``make()`` by a call in a scratch graph. The real call happens on the variable's device."""
     with type(get_default_graph())().as_default():
         static, wanted = _static_spec(make(), dtype, name)
     if static is None:
@@ -347,11 +380,19 @@ def variables(
     The path in the tree is the name: ``mlp/layer1/w``.
 
     Args:
-        tree: pytree of arrays (or functions of no arguments that make tensors).
-        name: first part of all names.
-        trainable: whether optimizers update them by default.
-        collections: collections to add them to, as in ``Variable``.
-        container: named container of the store.
+        tree: Pytree of arrays, or of functions without arguments that make tensors.
+        name: First part of all names.
+        trainable: True if optimizers update the variables by default.
+        collections: Collections for the variables, as in ``Variable``.
+        container: Named container of the store.
+
+    Example:
+        >>> import numpy as np
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default():
+        ...     made = rt.variables({"layer1": {"w": np.ones((2, 2)), "b": np.zeros(2)}}, "mlp")
+        >>> made["layer1"]["w"].name
+        'mlp/layer1/w:0'
     """
     paths, structure = jax.tree.flatten_with_path(tree)
     made = [
@@ -368,9 +409,11 @@ def variables(
 
 
 def path_name(name: str, path: Sequence[object]) -> str:
-    """Returns the name that ``variables`` gives to the leaf at ``path`` of a tree called ``name``.
+    """Returns the name of a variable of ``variables``.
 
-    The path is as ``jax.tree_util`` gives it.
+    Args:
+        name: Name of the tree.
+        path: Path of the leaf, as of ``jax.tree_util``.
     """
     return "/".join([*([name] if name else []), *(_key_name(key) for key in path)])
 
@@ -378,22 +421,62 @@ def path_name(name: str, path: Sequence[object]) -> str:
 def _key_name(key: object) -> str:
     """Converts a part of a tree's path to a part of a name.
 
-    A character that no name may hold (Haiku's ``mlp/~/linear``) becomes ``_``.
+    A character outside the rules for names (as in Haiku's ``mlp/~/linear``) becomes ``_``.
     """
     told = next((getattr(key, attribute) for attribute in ("key", "name", "idx") if hasattr(key, attribute)), key)
     return re.sub(r"[^A-Za-z0-9_.\\/\-]", "_", str(told))
 
 
 def assign(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
-    """Calls ``ref.assign(value)``."""
+    """Calls ``ref.assign(value)``.
+
+    Args:
+        ref: The variable.
+        value: The new value.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     print(session.run(rt.assign(rt.Variable(1.0), 4.0)))
+        4.0
+    """
     return ref.assign(value, name)
 
 
 def assign_add(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
-    """Calls ``ref.assign_add(value)``."""
+    """Calls ``ref.assign_add(value)``.
+
+    Args:
+        ref: The variable.
+        value: The number or array to add.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     count = rt.Variable(1)
+        ...     session.run(count.initializer)
+        ...     print(session.run(rt.assign_add(count, 4)))
+        5
+    """
     return ref.assign_add(value, name)
 
 
 def assign_sub(ref: Variable, value: TensorLike, name: str | None = None) -> Tensor:
-    """Calls ``ref.assign_sub(value)``."""
+    """Calls ``ref.assign_sub(value)``.
+
+    Args:
+        ref: The variable.
+        value: The number or array to subtract.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     left = rt.Variable(9)
+        ...     session.run(left.initializer)
+        ...     print(session.run(rt.assign_sub(left, 4)))
+        5
+    """
     return ref.assign_sub(value, name)

@@ -1,4 +1,4 @@
-"""The calls that a step makes: stage calls that tasks have registered, as a master runs them."""
+"""The calls of a step: registered stage calls, as a master runs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.wire.peer import Peer
 
 
 class Buffers(list[TensorBuffer]):
-    """The free memory for replies of one handle; plans that differ in other stages share the memory."""
+    """The free memory for replies of one handle. Plans that differ in other stages only share the memory."""
 
 
 @dataclass(eq=False)
@@ -20,17 +20,17 @@ class RemoteCall:
 
     Attributes:
         peer: the connections to the task.
-        task: its name.
-        wave: of the stage in the plan.
+        task: name of the task.
+        wave: wave of the stage in the plan.
         handle: the call's handle on the task.
-        inline: slots of the inputs that are sent with the call.
-        reply_layout: of the replies; None when they describe themselves.
-        reply_slots: where the replies go.
-        dynamic: the inputs describe themselves.
+        inline: slots of the inputs in the call's message.
+        reply_layout: layout of the replies; None if each reply describes its arrays.
+        reply_slots: slots for the replies.
+        dynamic: True if the message describes its inputs.
         buffers: reusable memory for replies.
-        reuse: the replies are received into it: nobody keeps them longer than the step.
-        writes_state: running it twice differs from running it once.
-        waits: it may wait for what others do.
+        reuse: True to receive replies into ``buffers``: no caller keeps the replies longer than the step.
+        writes_state: True if running the call twice differs from running the call once.
+        waits: True if the call may wait for effects of other calls.
     """
 
     peer: Peer
@@ -47,11 +47,15 @@ class RemoteCall:
     waits: bool
 
     def borrow(self) -> TensorBuffer:
-        """Returns memory for one reply of a fixed layout; the caller returns it to ``buffers`` after the last read."""
+        """Returns memory for one reply of a fixed layout.
+
+        The caller adds the memory to ``buffers`` after the last read.
+        """
         assert self.reply_layout is not None
+        # Other threads of the session take buffers too, so a look at the length beforehand would not help.
         try:
             return self.buffers.pop()
-        except IndexError:  # not looked at beforehand: other threads of the session take from it too
+        except IndexError:
             return TensorBuffer(self.reply_layout)
 
 
@@ -60,9 +64,9 @@ class LocalCall:
     """One stage call on a task of this process.
 
     Attributes:
-        worker: of the task.
-        registered: the stage there.
-        inline: slots of the inputs that are not fetched from other tasks.
+        worker: worker of the task.
+        registered: the stage as registered with the worker.
+        inline: slots of the inputs, without those fetched from other tasks.
         outputs: slots of the outputs.
     """
 
@@ -74,13 +78,13 @@ class LocalCall:
 
 @dataclass(frozen=True)
 class FlowCall:
-    """One stage call among several of which some may wait.
+    """One stage call of a flow, in which some calls may wait.
 
     Attributes:
         call: the call.
-        part: of the step (``runtime.plan.plan``), to which its time counts.
-        after: the places of the calls in the flow that must be over before it begins.
-        waits: whether it may wait.
+        part: part of the step (``runtime.plan.plan``) for the call's time.
+        after: places in the flow of the calls to wait for.
+        waits: True if the call may wait for effects of other calls.
     """
 
     call: RemoteCall | LocalCall
@@ -91,14 +95,14 @@ class FlowCall:
 
 @dataclass(frozen=True)
 class Phase:
-    """Stage calls of a step that begin when the phase before has finished, and do not wait for each other.
+    """Independent stage calls of a step, which begin when the phase before has finished.
 
     Attributes:
-        part: of the step, to which its time counts.
+        part: part of the step for the phase's time.
         awaited: slot of a value to wait for before the phase is sent, or -1 (``Plan.awaited_slots``).
         remote: the calls on other tasks.
-        local: the calls on this one.
-        flow: all of them in their place where there are several, of which some may wait: some may begin after others.
+        local: the calls on this task.
+        flow: all calls in their order, if some may wait; empty otherwise. Calls of a flow may depend on each other.
     """
 
     part: int

@@ -1,4 +1,4 @@
-"""SessionConfig: the options of a session, as its user gives them and its master takes them."""
+"""SessionConfig: the options of a session, from its user to its master."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ class SessionConfig:
     """Options of a session.
 
     Attributes:
-        device_filters: such as ``("/job:ps", "/job:worker/task:0")``: the session waits for and touches only tasks
-            that match one, and its target's own.
-        start_timeout_secs: how long creating the session waits for tasks to join; None without limit.
-        operation_timeout_secs: time limit of one step; None without limit.
-        reconnect_secs: how long a step waits for a task that is silent but not known to be dead.
-        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes:
-            faster, one step more of staleness, and the global step is fetched one step late. 0 is strict.
-        allow_soft_placement: run on the CPU what asks for a device that its task does not have.
-        log_device_placement: log the device of every operation when a step is planned.
+        device_filters: Filters such as ``("/job:ps", "/job:worker/task:0")``. The session waits for and touches only
+            tasks that match a filter, and its target's own task.
+        start_timeout_secs: Seconds that the start of the session waits for tasks; None without limit.
+        operation_timeout_secs: Time limit of one step; None without limit.
+        reconnect_secs: Seconds that a step waits for a silent task which may still live.
+        prefetch: 1 lets the push of one training step and the pull of the next travel while the worker computes. Steps
+            are faster, parameters are one step older, and the global step is fetched one step late. 0 is strict.
+        allow_soft_placement: True to run an operation on the CPU if its task lacks the requested device.
+        log_device_placement: True to log the device of every operation when a step is planned.
+
+    Example:
+        >>> import runtime as rt
+        >>> config = rt.SessionConfig(device_filters=["/job:ps"], operation_timeout_secs=60.0)
+        >>> with rt.Session(config=config) as session:
+        ...     session.config.operation_timeout_secs
+        60.0
     """
 
     device_filters: Sequence[str] = ()

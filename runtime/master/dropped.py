@@ -1,7 +1,7 @@
 """Finalizers that run on a thread of their own, some time after the last reference to an object is gone.
 
-A finalizer runs wherever the garbage collector happens to: in any thread, under any lock. So it only puts the action
-into a queue, which is made for that (``queue.SimpleQueue`` may be entered again by the thread that is in it).
+The garbage collector runs a finalizer in any thread, under any lock. So a finalizer here only puts its action into a
+queue. ``queue.SimpleQueue`` is made for this use: a thread inside the queue may enter the queue again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _thread: concurrency.Thread | None = None
 
 
 def when_dropped(thing: _T, action: Callable[[], None]) -> weakref.finalize[[Callable[[], None]], _T]:
-    """Has ``action`` called some time after ``thing`` is gone; not at the end of the process.
+    """Calls ``action`` some time after ``thing`` is gone, but not at the end of the process.
 
     Args:
         thing: any object that can be referred to weakly.
-        action: does not refer to it. May take a little time; what it raises is logged.
+        action: a function without a reference to ``thing``. May take a little time. Its errors are logged.
 
     Returns:
-        What ``detach`` takes the order back with.
+        The finalizer, whose ``detach`` takes the order back.
     """
     _start()
     finalizer = weakref.finalize(thing, _actions.put, action)
@@ -39,7 +39,7 @@ def when_dropped(thing: _T, action: Callable[[], None]) -> weakref.finalize[[Cal
 
 
 def later(action: Callable[[], None]) -> None:
-    """Has ``action`` called some time from now; otherwise as ``when_dropped``."""
+    """Calls ``action`` soon, and else like ``when_dropped``."""
     _start()
     _actions.put(action)
 

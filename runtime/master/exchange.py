@@ -1,4 +1,4 @@
-"""Exchange: the calls that one step makes to other tasks, sent to all, then collected."""
+"""Exchange: the calls of one step to other tasks. All calls are sent, and then all replies are collected."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Run:
     Attributes:
         session: id of the session.
         step: number of the step.
-        deadline: ``time.monotonic()`` at which calls give up.
-        ending: how somebody else may end it.
-        values: of the step, by slot.
-        borrowed: memory that replies were received into, with the calls that it is given back to at the end.
-        running: computations on this task that go on, each with what ``PreparedStage.wait`` takes.
+        deadline: monotonic time at which calls fail.
+        ending: the means of another thread to end the step.
+        values: the values of the step, by slot.
+        borrowed: memory of replies, with the calls that receive the memory back at the end.
+        running: computations under way on this task, each with the argument for ``PreparedStage.wait``.
     """
 
     session: int
@@ -73,20 +73,21 @@ class Run:
             values[slot] = value
 
     def arrive(self, slot: int) -> None:
-        """Waits until a value is computed; raises the error of the stage if it failed."""
+        """Waits until a value is computed. Raises the error of a failed stage."""
         try:
             self.values[slot] = np.asarray(self.values[slot])
+        # The wait finds the error of the failed stage, which names the stage.
         except Exception:
             self.wait()
             raise
 
     def fetch(self, slots: Sequence[int]) -> list[AnyArray | None]:
-        """Returns the values of slots; None for -1, an operation."""
+        """Returns the values of slots. Slot -1 is an operation, whose value is None."""
         values = self.values
         return [None if slot < 0 else values[slot] for slot in slots]
 
     def execute(self, call: LocalCall) -> None:
-        """Runs a call on this task; its computation may continue after the return."""
+        """Runs a call on this task. The computation may continue after the return."""
         outputs, done = call.worker.execute(
             call.registered, self.session, self.step, self.inputs(call), self.deadline, self.ending
         )
@@ -99,17 +100,17 @@ class Run:
             call.registered.prepared.wait(done)
 
     def give_back(self) -> None:
-        """Returns the memory of replies; the computations that read them must have finished."""
+        """Returns the memory of replies. The computations that read the replies must have finished."""
         for call, buffer in self.borrowed:
             call.buffers.append(buffer)
         self.borrowed.clear()
 
 
 class Exchange:
-    """The calls of a step to other tasks: opened, sent, received. ``close`` gives up those that were not received.
+    """The calls of a step to other tasks: opened, sent, received. ``close`` gives up all other calls.
 
     Args:
-        run: the step that makes them.
+        run: the step.
     """
 
     __slots__ = ("_run", "_lanes")
@@ -127,7 +128,7 @@ class Exchange:
         return iter(self._lanes.items())
 
     def open(self, calls: Sequence[RemoteCall]) -> None:
-        """Takes a connection for each call, so that a lost task raises before anything is sent to the others."""
+        """Takes a connection for each call. So a lost task raises before any call is sent."""
         lanes, run = self._lanes, self._run
         for call in calls:
             lanes[call] = call.peer.acquire(deadline=run.deadline)
@@ -139,8 +140,8 @@ class Exchange:
 
         Args:
             call: the call.
-            arrays: its inputs, when they are not the values of the step. They must live until the reply.
-            deadline: another one than the step's.
+            arrays: the inputs; by default the values of the step. The arrays must live until the reply.
+            deadline: another deadline than the step's.
         """
         run = self._run
         if arrays is None:
@@ -170,7 +171,7 @@ class Exchange:
         return replies
 
     def close(self) -> None:
-        """Gives up the calls that were not received: their connections are dropped."""
+        """Gives up the calls without a reply, and drops their connections."""
         run = self._run
         if run.ending is not None and self._lanes:
             run.ending.uncover(self._lanes.values())
@@ -187,7 +188,8 @@ class Exchange:
 
 
 def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
-    """Runs the calls of a phase: sent to all tasks first, so that they work at the same time, then collected."""
+    """Runs the calls of a phase. All calls are sent first, so that the tasks work at the same time."""
+    # A step without other tasks pays for no exchange.
     if not phase.remote:
         for local in phase.local:
             run.execute(local)
@@ -209,9 +211,9 @@ class TracedExchange(Exchange):
     """An exchange that records a span for each send and receive.
 
     Args:
-        run: the step that makes the calls.
-        device: on which that is noted.
-        tracer: where it is noted.
+        run: the step.
+        device: name of the device for the spans.
+        tracer: receives the spans.
     """
 
     __slots__ = ("_device", "_tracer")
@@ -227,16 +229,16 @@ class TracedExchange(Exchange):
             arrays = [np.asarray(value) for value in self._run.inputs(call)]
         start = concurrency.wall_time_ns()
         super().send(call, arrays, deadline)
-        self._note("send", call, start, arrays, f"to {call.task}")
+        self._note_span("send", call, start, arrays, f"to {call.task}")
 
     def receive(self, call: RemoteCall) -> list[Array]:
         """Waits for the replies of a call and returns its connection."""
         start = concurrency.wall_time_ns()
         replies = super().receive(call)
-        self._note("recv", call, start, replies, f"from {call.task}")
+        self._note_span("recv", call, start, replies, f"from {call.task}")
         return replies
 
-    def _note(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Array], label: str) -> None:
+    def _note_span(self, kind: str, call: RemoteCall, start: int, arrays: Sequence[Array], label: str) -> None:
         span = Span(
             self._device, f"{kind}:{call.wave}", call.wave, start, concurrency.wall_time_ns(), nbytes(arrays), label
         )

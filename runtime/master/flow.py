@@ -1,8 +1,9 @@
-"""A flow: the stage calls of a phase of which some may wait. Each begins as soon as those it depends on are over.
+"""A flow: the stage calls of a phase in which some calls may wait.
 
-A call that waits does not hold up the others. One on a task of this process has a thread of its own. Answers are taken
-in the order in which they come. If a task is lost, its error is raised at once and the waits elsewhere are given up.
-What a call waits for may be done by a later call of the same step.
+A call begins as soon as the calls before have finished. A call that waits holds up no other call, because a later call
+of the same step may end the wait. A call that may wait has a thread of its own if its task is in this process. Replies
+are received in the order of their arrival. If a task is lost, its error is raised at once, and all other waits are given
+up.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ def run_flow(flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stop
     Args:
         flow: the calls.
         run: the step.
-        exchange: makes its calls to other tasks.
-        watch: what passes until a call is over counts to its part of the step.
+        exchange: the step's calls to other tasks.
+        watch: the clock of the step. The time until a call has finished counts to the call's part.
     """
-    going = _Flow(flow, run, exchange, watch)
+    flow_run = _Flow(flow, run, exchange, watch)
     try:
-        going.to_the_end()
+        flow_run.run_calls()
     finally:
-        going.close()
+        flow_run.close()
 
 
 class _Flow:
+    """The state of a flow under way."""
+
     def __init__(self, flow: Sequence[FlowCall], run: Run, exchange: Exchange, watch: Stopwatch) -> None:
         self._flow = flow
         self._run = run
@@ -51,25 +54,25 @@ class _Flow:
         self._todo = {i: set(call.after) for i, call in enumerate(flow)}
         self._number = {call.call: i for i, call in enumerate(flow)}
         self._computed: set[int] = set()
-        """Slots of values that this task may still be computing."""
+        """Slots of values whose computation on this task may still be under way."""
         self._threads: dict[int, _LocalThread] = {}
         self._woken = os.eventfd(0, os.EFD_CLOEXEC)
 
-    def to_the_end(self) -> None:
-        """Begins calls that can begin and takes replies, until all calls have finished."""
-        self._begin()
+    def run_calls(self) -> None:
+        """Begins calls and receives replies, until all calls have finished."""
+        self._begin_ready()
         while len(self._exchange) or self._threads:
-            for call in self._answered():
+            for call in self._wait_answered():
                 self._run.put(call.reply_slots, self._exchange.receive(call))
-                self._over(self._number[call])
+                self._finish_call(self._number[call])
             for i in [i for i, thread in self._threads.items() if thread.ended]:
                 thread = self._threads.pop(i)
                 thread.join()
                 outputs, done = thread.result()
                 self._run.put(thread.call.outputs, outputs)
                 self._run.running.append((thread.call, done))
-                self._computes(i, thread.call)
-            self._begin()
+                self._note_computing(i, thread.call)
+            self._begin_ready()
 
     def close(self) -> None:
         """Gives up the calls under way."""
@@ -81,7 +84,7 @@ class _Flow:
                 thread.join()
         os.close(self._woken)
 
-    def _begin(self) -> None:
+    def _begin_ready(self) -> None:
         while ready := [i for i, left in self._todo.items() if not left]:
             for i in ready:
                 del self._todo[i]
@@ -90,7 +93,7 @@ class _Flow:
             here = [(i, call) for i, call in calls if isinstance(call, LocalCall)]
             self._exchange.open(far)
             for remote in far:
-                self._send(remote)
+                self._send_call(remote)
             for i, local in here:
                 if self._flow[i].waits:
                     thread = self._threads[i] = _LocalThread(local, self._run, self._woken)
@@ -100,37 +103,39 @@ class _Flow:
             for i, local in here:
                 if not self._flow[i].waits:
                     self._run.execute(local)
-                    self._computes(i, local)
+                    self._note_computing(i, local)
 
-    def _send(self, call: RemoteCall) -> None:
+    def _send_call(self, call: RemoteCall) -> None:
         arrays = [np.asarray(value) for value in self._run.inputs(call)]
         if not self._computed.isdisjoint(call.inline):
             self._watch.count(COMPUTE)
+        # A wait of the step may have ended just in time. Its result must still reach the next call.
         deadline = self._run.deadline
         if deadline is not None and not call.waits:
-            deadline += timeouts.LAST_WORD_SECS  # what a wait of the step was given just in time is not lost to this
+            deadline += timeouts.LAST_WORD_SECS
         self._exchange.send(call, arrays, deadline)
 
-    def _computes(self, i: int, call: LocalCall) -> None:
+    def _note_computing(self, i: int, call: LocalCall) -> None:
         self._computed.update(call.outputs)
-        self._over(i)
+        self._finish_call(i)
 
-    def _over(self, i: int) -> None:
+    def _finish_call(self, i: int) -> None:
         for left in self._todo.values():
             left.discard(i)
         self._watch.count(self._flow[i].part)
 
-    def _answered(self) -> list[RemoteCall]:
-        """Returns the calls elsewhere that have a reply; none when a thread has ended, or a tick has passed.
+    def _wait_answered(self) -> list[RemoteCall]:
+        """Waits for a reply, the end of a thread or a tick, and returns the calls that have a reply.
 
         Raises:
-            OpError: one of them can have none.
+            OpError: a call can have no reply any more.
         """
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         by_fd: dict[int, tuple[RemoteCall, Lane]] = {}
         for call, lane in self._exchange.lanes():
-            if lane.fileno() < 0 and lane.answered():  # it could not be sent: now it is, on another connection
+            # A call without a connection could not be sent. ``answered`` sends the call on another connection.
+            if lane.fileno() < 0 and lane.answered():
                 return [call]
             fd = lane.fileno()
             by_fd[fd] = call, lane
@@ -138,7 +143,7 @@ class _Flow:
         found = [fd for fd, _ in poll.poll(self._tick_secs() * 1000)]
         if self._woken in found:
             os.eventfd_read(self._woken)
-        # One whose connection has broken is sent again, and not waited for more than the others.
+        # A call whose connection has broken is sent again, and its reply is awaited with all others.
         answered = [call for call, lane in (by_fd[fd] for fd in found if fd in by_fd) if lane.answered()]
         if not answered:
             for _, lane in self._exchange.lanes():
@@ -153,7 +158,7 @@ class _Flow:
 
 
 class _LocalThread(concurrency.Thread):
-    """One call that may wait on a task of this process."""
+    """A thread for a call that may wait, on a task of this process."""
 
     def __init__(self, call: LocalCall, run: Run, woken: int) -> None:
         super().__init__(name=f"step-{run.step}", daemon=True)
@@ -166,7 +171,7 @@ class _LocalThread(concurrency.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Makes the call, and wakes the thread that waits."""
+        """Makes the call, and wakes the thread of the flow."""
         try:
             self._result = self.call.worker.execute(*self._arguments, cancelled=self.cancelled)
         except BaseException as error:

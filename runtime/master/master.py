@@ -107,7 +107,7 @@ class MasterSession:
             waited_secs=waited_secs,
             security=security,
         )
-        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._devices(task))
+        self.devices: tuple[Device, ...] = tuple(d for task in self.tasks.values() for d in self._list_devices(task))
         self.worker = worker
         self._traced_steps = concurrency.Lock()
         self._times = worker.counters.begin_session(self.id)
@@ -118,8 +118,8 @@ class MasterSession:
         """By task, an id of its values: another id after a restart or in another generation."""
         return {name: f"{task.incarnation:x}.{task.generation}" for name, task in self.tasks.items()}
 
-    def _devices(self, task: Task) -> Sequence[Device]:
-        """Returns the devices of a task, marked as own where the task and the client are in this process."""
+    def _list_devices(self, task: Task) -> Sequence[Device]:
+        """Returns the devices of a task, marked as own if task and client are in this process."""
         if self.foreign or not isinstance(task, LocalTask):
             return task.devices
         return [replace(device, is_own=True) for device in task.devices]

@@ -1,13 +1,13 @@
 """Pipelined steps: the push of one step and the pull of the next travel while the worker computes.
 
-    during computation k:  take the reply of push k-1, ask for the parameters of step k+1 and receive them
+    during computation k:  receive the reply of push k-1, request and receive the parameters of step k+1
     after computation k:   send push k, and do not wait for its reply
 
 So the parameters of a step hold this worker's gradients up to the step before the last: one step more of staleness
-than the strict loop. What a push replies (the global step) is fetched one step late. Off by default.
+than in the strict loop. The reply of a push (the global step) is fetched one step late. Pipelining is off by default.
 
-A push may be sent again as long as it was not answered, which is when the step that made it is over for its caller: so
-it holds nothing that the caller or a later pull may change.
+A push without a reply may be sent again, after its step has ended for the caller. So a push holds copies of all arrays
+that the caller or a later pull may change.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from runtime.wire.channel import Lane
 _Pulled = dict[int, Array]
 """Slot -> value."""
 _POLL_SECS = 0.1
+"""Seconds between two looks at the silence of a task."""
 
 
 def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
     """Returns True if a plan is a training step: pull from ps, compute here, push to ps."""
+    # A synchronous push is a host stage, and must have finished before the next pull.
     if len(phases) != 3 or any(call.stage.host for call in plan.stages):
-        return False  # a synchronous push must be over before the next pull
+        return False
     pull, compute, push = phases
     if pull.local or compute.remote or push.local or not (pull.remote and compute.local and push.remote):
         return False
@@ -44,15 +46,15 @@ def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
 
 
 class Pipeline:
-    """The steps of one plan, overlapped. One step at a time: a second thread waits for the first.
+    """The overlapped steps of one plan. A second thread waits until the step of the first has returned.
 
     Args:
         phases: pull, compute, push.
         plan: the plan.
         session: id of the session.
-        values: makes the table of values of a step (``PreparedPlan.values``).
+        values: the function that makes the table of values of a step (``PreparedPlan.values``).
         step_ids: the ids of the next steps.
-        closed: whether the session has ended.
+        closed: a function that returns True after the end of the session.
     """
 
     def __init__(
@@ -73,11 +75,11 @@ class Pipeline:
         self._closed = closed
         self._pulled: tuple[_Pulled, Run] | None = None
         self._pushed: tuple[Exchange, list[Sequence[Array]]] | None = None
-        """The newest push, until it is answered, and the arrays that it sent."""
+        """The newest push without a reply, and its arrays."""
         self._replies: _Pulled | None = None
-        """Of the newest push that was answered; None before the first one."""
+        """The replies of the newest answered push; None before the first reply."""
         self._changing = {slot for call in self._pull_phase.remote for slot in call.reply_slots}
-        """Slots of values whose memory changes later: what is pulled, and what the caller feeds."""
+        """Slots of values whose memory changes later: pulled parameters, and feeds of the caller."""
         self._changing.update(range(plan.feeds))
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
@@ -85,23 +87,25 @@ class Pipeline:
         """Runs one step; see ``MasterSession.run``."""
         with self._lock:
             try:
-                return self._run(feeds, step, deadline)
+                return self._run_step(feeds, step, deadline)
             finally:
-                if self._closed() and self._pushed is not None:  # nobody will ask for what was pushed
+                # No later step will receive the reply of this push.
+                if self._closed() and self._pushed is not None:
                     self._pushed[0].close()
 
     def flush(self) -> None:
-        """Waits until the last push was answered, and forgets parameters pulled ahead."""
+        """Waits for the reply to the last push, and drops parameters pulled ahead."""
         with self._lock:
             self._take_replies()
-            self._replies = None  # of a step that will not be the one before the next
-            self._forget()
+            # Another plan runs before the next step of this plan, so these replies would be too old.
+            self._replies = None
+            self._drop_pulled()
 
     def finish(self) -> None:
         """Waits at the end of the session for the reply to the last push, but not for a silent task.
 
-        A healthy ps answers at once. One that is frozen or cut off is waited for until it counts as silent. A step
-        that another thread still runs is not waited for any longer.
+        A healthy ps answers at once. The wait for a frozen ps, or behind a step of another thread, ends when a task
+        would count as silent.
         """
         if not self._lock.acquire(timeout=timeouts.HEARTBEAT_TIMEOUT_SECS):
             return
@@ -118,14 +122,14 @@ class Pipeline:
         finally:
             self._lock.release()
 
-    def _forget(self) -> None:
+    def _drop_pulled(self) -> None:
         if self._pulled is not None:
             self._pulled[1].give_back()
             self._pulled = None
 
-    def _run(self, feeds: Sequence[Array], step: int, deadline: float | None) -> list[AnyArray | None]:
+    def _run_step(self, feeds: Sequence[Array], step: int, deadline: float | None) -> list[AnyArray | None]:
         if self._pulled is None:
-            self._pulled = self._pull(step, deadline)
+            self._pulled = self._pull_parameters(step, deadline)
         pulled, pull = self._pulled
         self._pulled = None
         run = Run(self._session, step, deadline, None, self._values(feeds, self._step_ids))
@@ -133,19 +137,21 @@ class Pipeline:
         for local in self._compute_phase.local:
             run.execute(local)
         first = self._gives_replies and self._pushed is None and self._replies is None
-        self._take_replies()  # this and the next line go on while the programs above run
-        self._pulled = self._pull(step, deadline)
+        # The programs above run while these messages travel.
+        self._take_replies()
+        self._pulled = self._pull_parameters(step, deadline)
         run.wait()
         pull.give_back()
-        self._push(run)
+        self._send_push(run)
+        # The first step has no earlier reply to return.
         if first:
-            self._take_replies()  # there is no earlier reply to give
+            self._take_replies()
         replies = self._replies or {}
         run.put(list(replies), replies.values())
         return run.fetch(self._plan.fetches)
 
-    def _pull(self, step: int, deadline: float | None) -> tuple[_Pulled, Run]:
-        """Pulls the parameters; returns them, and the run that owns their memory."""
+    def _pull_parameters(self, step: int, deadline: float | None) -> tuple[_Pulled, Run]:
+        """Pulls the parameters. Returns the parameters, and the run that owns their memory."""
         run = Run(self._session, step, deadline, None, [])
         exchange = Exchange(run)
         pulled: _Pulled = {}
@@ -160,7 +166,7 @@ class Pipeline:
             exchange.close()
         return pulled, run
 
-    def _push(self, run: Run) -> None:
+    def _send_push(self, run: Run) -> None:
         exchange = Exchange(run)
         sent: list[Sequence[Array]] = []
         self._pushed = exchange, sent
@@ -169,7 +175,8 @@ class Pipeline:
                 np.array(value) if slot in self._changing else np.asarray(value)
                 for slot, value in zip(call.inline, run.inputs(call), strict=True)
             ]
-            sent.append(arrays)  # they must live until the reply: they may be sent again
+            # The push may be sent again, so its arrays must live until the reply.
+            sent.append(arrays)
             exchange.open((call,))
             exchange.send(call, arrays)
 
@@ -178,7 +185,8 @@ class Pipeline:
             return
         (exchange, _), self._pushed = self._pushed, None
         replies: _Pulled = {}
-        self._replies = None  # unless all have answered
+        # Only the replies of all tasks together are replies of a step.
+        self._replies = None
         try:
             for call, _ in list(exchange.lanes()):
                 replies.update(zip(call.reply_slots, exchange.receive(call), strict=True))
@@ -188,7 +196,7 @@ class Pipeline:
 
 
 def _is_awaited(lane: Lane) -> bool:
-    """Returns True if a connection has brought neither a reply nor an error after a moment."""
+    """Returns True if neither a reply nor an error has arrived on a connection after a moment."""
     fd = lane.fileno()
     if fd < 0:
         return False

@@ -30,7 +30,7 @@ NOT_COMPUTED = np.array(None)
 
 
 class Registrar(Protocol):
-    """The face of a session whose plans are registered."""
+    """The face of a session for registration."""
 
     id: int
     foreign: bool

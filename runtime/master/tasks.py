@@ -1,4 +1,4 @@
-"""How a master reaches a task: directly when the task is in this process, else by gRPC and the tensor channel."""
+"""Tasks as a master reaches them: directly in this process, or by gRPC and the tensor channel."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from runtime.wire.peer import Peer
 
 _T = TypeVar("_T")
 _AGAIN_SECS = 0.1
-"""Pause between two attempts to reach a task that goes on from its backup."""
+"""Seconds between two attempts to reach a task that recovers from its backup."""
 _LEAST_SECS = 0.05
-"""Time limit of a call whose deadline has passed."""
+"""Seconds for a call whose deadline has passed."""
 
 
 class LocalMaster(Protocol):
@@ -59,7 +59,7 @@ class LocalMaster(Protocol):
         """Returns the cluster, from the view of the server's task."""
 
     def has_session(self, session: int) -> bool:
-        """Returns True if a session is one of this master's."""
+        """Returns True if a session of this number is open."""
 
     def send_run_order(
         self,
@@ -68,7 +68,7 @@ class LocalMaster(Protocol):
         answer_secs: float,
         cancelled: Cancellation,
     ) -> dict[str, run_record_pb2.RunReply]:
-        """Sends an order to the run records of tasks with variables; returns the replies by task."""
+        """Sends an order to the run records of tasks with variables, and returns the replies by task."""
 
 
 class LocalServer(Protocol):
@@ -83,12 +83,12 @@ class LocalServer(Protocol):
 
     @property
     def master(self) -> LocalMaster:
-        """Makes its sessions."""
+        """The master that makes the server's sessions."""
 
 
 _servers: dict[str, LocalServer] = {}
 _stopped: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
-"""By address, the worker of the last server of this process that has stopped there."""
+"""By address, the worker of the last stopped server of this process."""
 _servers_lock = concurrency.Lock()
 
 
@@ -102,14 +102,14 @@ def publish(address: str, server: LocalServer) -> None:
 
 
 def withdraw(address: str, server: LocalServer) -> None:
-    """Forgets a server: new sessions of this process reach it like any other."""
+    """Forgets a server. New sessions of this process reach the server by sockets."""
     with _servers_lock:
         if _servers.get(address) is server:
             del _servers[address]
 
 
 def leave(address: str, server: LocalServer) -> None:
-    """Forgets a server that has stopped, and has its task refuse the sessions of this process that still hold it."""
+    """Forgets a stopped server. Its task refuses the remaining sessions of this process."""
     withdraw(address, server)
     server.worker.leave()
     with _servers_lock:
@@ -117,7 +117,7 @@ def leave(address: str, server: LocalServer) -> None:
 
 
 def find_local(address: str) -> LocalServer | None:
-    """Returns the server of this process that listens on ``address``, if there is one."""
+    """Returns the server of this process that listens on ``address``, or None."""
     return _servers.get(address)
 
 
@@ -144,23 +144,23 @@ class LocalTask:
         Args:
             call: the stage call.
             writes: as in ``Worker.register``.
-            traced: time its runs.
-            foreign: the client is another process.
+            traced: True to time the runs.
+            foreign: True if the client is another process.
         """
         found = self.server.worker.register(call, self.generation, traced=traced, writes=writes, foreign=foreign)
         assert found is not None
         return found
 
     def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
-        """Has the task carry out an order of a coordinator of checkpoints."""
+        """Sends an order of a checkpoint coordinator to the task, and returns the reply."""
         return self.server.worker.checkpoint_participant.obey(order)
 
     def send_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
-        """Has the task carry out an order to its run record; it ends when ``cancelled`` is set."""
+        """Sends an order to the task's run record, and returns the reply. ``cancelled`` ends the order."""
         return self.server.worker.obey_run_order(order, cancelled)
 
     def stream(self, client: int) -> Stream:
-        """Opens a way for byte ranges of a client's checkpoint."""
+        """Opens a stream for byte ranges of a client's checkpoint."""
         return LocalStream(self.server.worker.checkpoint_participant, client)
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
@@ -168,7 +168,7 @@ class LocalTask:
         return step_stats(self.server.worker.tracer.take(session))
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
-        """Sends a message about the backup that the task holds; returns the answer."""
+        """Sends a message about the task's backup, and returns the answer."""
         return self.server.worker.about_backup(message)
 
     def cancel(self, session: int) -> None:
@@ -185,11 +185,11 @@ class RemoteTask:
 
     Args:
         name: ``/job:ps/task:0``.
-        address: its gRPC address.
-        client: random id of the session (or task) that talks to it.
+        address: gRPC address of the task.
+        client: random id of the caller, a session or a task.
         options: limits of the tensor channel.
-        security: our certificates, or the token of a task that has left none for this user; by default what
-            ``BELLWETHER_SECURITY`` says.
+        security: certificates of the caller, or a token for a task that has left no token for this user; by default
+            from ``BELLWETHER_SECURITY``.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class RemoteTask:
         self.generation = 0
         self.devices: tuple[Device, ...] = ()
         self.has_backup = False
-        """Whether it has a backup: when it dies, another process takes over, and it is waited for."""
+        """True if the task has a backup. After its death another process takes over, and callers wait."""
         self._takeovers = 0
         self._options = options
         self._closed = concurrency.Event()
@@ -213,7 +213,7 @@ class RemoteTask:
         self._stub = services_pb2_grpc.WorkerServiceStub(self._channel)
         self.peer = Peer(
             name,
-            self._resolve,
+            self._find_endpoint,
             client,
             lambda timeout: find_token(address, given, timeout),
             options=options,
@@ -221,7 +221,7 @@ class RemoteTask:
         )
 
     def status(self, cluster: ClusterSpec | None, sender: str, timeout: float) -> services_pb2.StatusResponse:
-        """Returns the status of the task; compares cluster definitions if ``cluster`` is given.
+        """Returns the status of the task. Compares cluster definitions if ``cluster`` is given.
 
         Raises:
             InvalidArgumentError: the two tasks know different clusters, or another task answers at this address.
@@ -231,7 +231,8 @@ class RemoteTask:
             request.cluster.CopyFrom(cluster.as_cluster_def())
         try:
             found = rpc.call(self._stub.Status, request, timeout=timeout, task=self.name)
-        except UnimplementedError as error:  # a gRPC server of somebody else
+        # A gRPC server of another program does not know the method.
+        except UnimplementedError as error:
             raise UnimplementedError(f"at {self.address} {why_not(error)}", task=sender) from None
         if found.task != self.name:
             raise InvalidArgumentError(f"at {self.address} answers {found.task}, not {self.name}", task=sender)
@@ -247,7 +248,7 @@ class RemoteTask:
         self.has_backup, self._takeovers = status.has_backup, status.takeovers
         self.devices = tuple(device_from_proto(d) for d in status.devices)
 
-    def _resolve(self, timeout: float) -> Endpoint:
+    def _find_endpoint(self, timeout: float) -> Endpoint:
         try:
             found = self.status(None, "", timeout)
         except UnavailableError as error:
@@ -265,7 +266,7 @@ class RemoteTask:
         return Endpoint(settled(host), found.data_port, found.unix_path or None, found.host_id, found.incarnation)
 
     def send_order(self, order: services_pb2.CheckpointOrder, timeout: float | None) -> services_pb2.CheckpointReply:
-        """Has the task carry out an order of a coordinator of checkpoints."""
+        """Sends an order of a checkpoint coordinator to the task, and returns the reply."""
         order.incarnation = self.incarnation
 
         def send_once() -> services_pb2.CheckpointReply:
@@ -274,14 +275,16 @@ class RemoteTask:
                 self._connect(timeout)
             return rpc.call(self._stub.Checkpoint, order, timeout=timeout, task=self.name)
 
-        return self._patiently(send_once)
+        return self._retry_call(send_once)
 
     def send_run_order(self, order: run_record_pb2.RunOrder, deadline: float) -> run_record_pb2.RunReply:
-        """Has the task carry out an order to its run record, twice if it goes on from its backup meanwhile.
+        """Sends an order to the task's run record, and returns the reply.
+
+        The order is sent twice if the task recovers from its backup meanwhile.
 
         Args:
-            order: the order; ``close`` ends the waiting for the reply, here and on the task.
-            deadline: ``time.monotonic()`` at which it has failed.
+            order: the order. ``close`` ends the wait for the reply, here and on the task.
+            deadline: monotonic time at which the order fails.
         """
         sent = run_record_pb2.RunOrder()
         sent.CopyFrom(order)
@@ -291,14 +294,14 @@ class RemoteTask:
             left = max(_LEAST_SECS, deadline - concurrency.monotonic())
             return rpc.call(self._stub.Run, sent, timeout=left, task=self.name)
 
-        return self._patiently(send_once)
+        return self._retry_call(send_once)
 
     def stream(self, client: int) -> Stream:
-        """Opens a way for byte ranges of a checkpoint of the client that this object stands for."""
+        """Opens a stream for byte ranges of a checkpoint of this object's client."""
         return ChannelStream(self.peer.acquire(), self.peer.release)
 
-    def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Makes an idempotent call; repeats it while a task that has a backup does not answer."""
+    def _retry_call(self, call: Callable[[], _T]) -> _T:
+        """Makes an idempotent call, and repeats the call while a task with a backup does not answer."""
         limit = concurrency.monotonic() + self._options.reconnect_secs
         while True:
             try:
@@ -319,10 +322,10 @@ class RemoteTask:
 
         Args:
             call: the stage call.
-            fetched: slots whose values a user may keep: their memory is not reused.
+            fetched: slots whose values a user may keep. Their memory is not reused.
             timeout: seconds.
-            writes: by task, the writing stages of the whole plan, when it has several.
-            traced: time its runs.
+            writes: by task, the number of writing stages of the plan; None if the plan has one at most.
+            traced: True to time the runs.
         """
         request = services_pb2.RegisterRequest(
             call=call_to_proto(call, with_blob=False),
@@ -336,9 +339,10 @@ class RemoteTask:
         self._connect(timeout)
 
         def register_once() -> services_pb2.RegisterResponse:
-            return self._patiently(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
+            return self._retry_call(lambda: rpc.call(self._stub.Register, request, timeout=timeout, task=self.name))
 
         answer = register_once()
+        # The task may know the program already, so the program is sent on request only.
         if answer.need_program:
             request.call.CopyFrom(call_to_proto(call))
             answer = register_once()
@@ -361,15 +365,19 @@ class RemoteTask:
         )
 
     def _connect(self, timeout: float | None) -> None:
-        """Connects to the task before it keeps anything for the session, whose end it learns by the connections."""
+        """Connects to the task before the task keeps anything for the session.
+
+        The task learns of the end of a session by the end of its connections.
+        """
         if self.peer.incarnation is None:
             deadline = None if timeout is None else concurrency.monotonic() + timeout
             self.peer.release(self.peer.acquire(deadline=deadline))
 
     def unregister(self, session: int, handles: Sequence[int]) -> None:
-        """Reports to the task that a plan with these handles is gone; the report may be lost."""
+        """Reports to the task that the plan of these handles is gone. The report may be lost."""
+        # The task drops all handles of a closed session anyway.
         if self._closed.is_set():
-            return  # the session is gone, and all its handles with it
+            return
         request = services_pb2.UnregisterRequest(session=session, handles=handles)
         try:
             rpc.call(self._stub.Unregister, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
@@ -378,6 +386,7 @@ class RemoteTask:
 
     def trace(self, session: int) -> step_stats_pb2.StepStats:
         """Returns the session's new spans on the task, by this host's clock."""
+        # The clocks of two hosts differ: the answer is taken for the middle of the call.
         before = concurrency.wall_time_ns()
         request = services_pb2.TraceRequest(session=session)
         answer = rpc.call(self._stub.Trace, request, timeout=timeouts.LOG_EVERY_SECS, task=self.name)
@@ -385,14 +394,14 @@ class RemoteTask:
         return shifted(answer.step_stats, ahead)
 
     def fetch(self, session: int, step: int, slot: int) -> Array:
-        """Fetches a tensor that the task holds."""
-        return self._request(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
+        """Fetches a held tensor from the task."""
+        return self._exchange_arrays(FETCH, [np.array([session, step, slot], np.uint64)], step)[0]
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
-        """Sends a message about the backup that the task holds; returns the answer."""
-        return self._request(BACKUP, message)
+        """Sends a message about the task's backup, and returns the answer."""
+        return self._exchange_arrays(BACKUP, message)
 
-    def _request(self, handle: int, arrays: Sequence[Array], step: int = 0) -> list[Array]:
+    def _exchange_arrays(self, handle: int, arrays: Sequence[Array], step: int = 0) -> list[Array]:
         lane: Lane = self.peer.acquire()
         try:
             lane.send(handle, step, arrays, dynamic=True)
@@ -401,11 +410,11 @@ class RemoteTask:
             self.peer.release(lane)
 
     def cancel(self, session: int) -> None:
-        """Ends the calls under way; the task notices that their caller has gone."""
+        """Ends the calls under way. The task notices the end of the connections."""
         self.peer.cancel_calls()
 
     def close(self, session: int) -> None:
-        """Closes the connections; the task cancels what waits there for this session."""
+        """Closes the connections. The task then cancels the waits of this session."""
         self._closed.set()
         self.peer.close()
         self._channel.close()
@@ -520,12 +529,16 @@ def _check_cluster(name: str, there: ClusterSpec, sender: str, here: ClusterSpec
 
 
 def describe_loss(lag: int) -> str:
-    """Returns the updates that the takeover of a task loses, in words for the log."""
+    """Returns the loss of updates by a takeover, in words for the log."""
     return f"at most {lag} of its last updates are lost" if lag else "no update that was answered is lost"
 
 
 def make_fetcher(find: Callable[[str], Task]) -> FetchFrom:
-    """Returns the function by which a task fetches tensors that other tasks hold for it."""
+    """Makes the function by which a task fetches tensors from other tasks.
+
+    Args:
+        find: the function that returns a task by its name.
+    """
 
     def fetch(name: str, session: int, step: int, slot: int) -> AnyArray:
         task = find(name)

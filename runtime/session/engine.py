@@ -1,4 +1,4 @@
-"""Engines: the client's side of a master, in this process or over gRPC. Both look the same to a Session."""
+"""Engines: the client's side of a master, in this process or over gRPC. Both have the same methods for a Session."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from runtime.wire.messages import device_from_proto, pack, plan_to_proto, unpack
 FORWARD_SECS = 120.0
 """Time limit of one byte range of a checkpoint."""
 LATE_SECS = 2.0
-"""Seconds by which a master may answer later than asked."""
+"""Seconds that a master may answer late."""
 CLOSE_SECS = 5.0
-"""How long closing a session waits for a master that does not answer."""
+"""Seconds that the end of a session waits for a master without an answer."""
 
 
 PlanHandle: TypeAlias = Any
-"""The result of ``prepare`` for ``run``: each kind of engine has its own."""
+"""The result of ``prepare`` for ``run``, of another type for each kind of engine."""
 Engine: TypeAlias = "MasterSession | RemoteEngine"
-"""The session of a master, which is in this process or in another process."""
+"""The session of a master in this process or in another process."""
 
 
 def sign_errors(engine: Engine) -> Engine:
-    """Adds the session's id to each error of its tasks, so that other errors can be told apart."""
-    # Only weakly: a session that is dropped without close must not live on as a part of a cycle.
+    """Adds the session's id to each error of its tasks, so that ``Session.raised`` can recognise these errors."""
+    # A session that is dropped without close must not live on in a cycle, so the wrappers refer weakly.
     number, kind, this = engine.id, type(engine), weakref.ref(engine)
 
     def signed(call: Callable[..., Any], of: Callable[[], Any]) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ class RelayedStream:
     """A stream to a task by way of a master in another process, in gRPC messages of a few MiB.
 
     Args:
-        request: sends one.
+        request: the function that sends one message and returns the reply.
     """
 
     def __init__(self, request: Callable[[ByteRange, bytes], pb.ForwardBytesReply]) -> None:
@@ -104,12 +104,12 @@ class RemoteEngine:
 
     Args:
         target: ``grpc://host:port``.
-        options: what is asked of the master.
+        options: options of the session.
         security: as of ``runtime.Session``.
 
     Raises:
-        UnauthenticatedError: the master does not take what we have, or we do not take what it has.
-        DeadlineExceededError: nobody answers at the target, or tasks did not join in time.
+        UnauthenticatedError: the master refuses this client's credential, or this client refuses the master's.
+        DeadlineExceededError: no master answers at the target, or tasks did not join in time.
     """
 
     def __init__(self, target: str, options: SessionConfig, security: Security | None = None) -> None:
@@ -121,7 +121,7 @@ class RemoteEngine:
         self._stub = services_pb2_grpc.MasterServiceStub(self._channel)
         self._timeout = options.operation_timeout_secs
         self._waits: dict[object, tuple[str, float]] = {}
-        """By call under way, the work that the master is waited for to do, and the begin of the wait."""
+        """By call under way, the work of the master in words, and the begin of the wait."""
         self._looked_at = concurrency.monotonic()
         try:
             answer = self._create(options)
@@ -140,14 +140,15 @@ class RemoteEngine:
         self.value_ids = dict(answer.value_ids)
 
     def _create(self, options: SessionConfig) -> pb.CreateSessionResponse:
-        """Waits for a master, and has it open a session.
+        """Waits for a master, and opens a session.
 
-        It is the client that waits: the master is asked for some seconds at a time, so that it does not go on waiting
-        for somebody who is gone.
+        The client waits, not the master: each request has a limit of some seconds. So no master waits for tasks on
+        behalf of a client that has died.
         """
         started = concurrency.monotonic()
         limit = options.start_timeout_secs
-        probe = pb.CloseSessionRequest(session=0)  # touches nothing: tells whether a master listens
+        # Session 0 does not exist. The probe changes nothing, and its reply shows that a master listens.
+        probe = pb.CloseSessionRequest(session=0)
         listens = False
         while True:
             waited = concurrency.monotonic() - started
@@ -206,7 +207,7 @@ class RemoteEngine:
     def run_traced(
         self, prepared: tuple[int, Plan], feeds: Sequence[Array], timeout: float | None = None
     ) -> tuple[list[AnyArray | None], step_stats_pb2.StepStats]:
-        """Runs one step of a registered plan; returns the StepStats, too."""
+        """Runs one step of a registered plan, and returns also the StepStats."""
         return self._run(prepared, feeds, timeout, True)
 
     def _run(
@@ -224,19 +225,19 @@ class RemoteEngine:
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
 
     def send_order(self, task: str, order: pb.CheckpointOrder, timeout: float | None) -> pb.CheckpointReply:
-        """Has a task carry out an order of a coordinator of checkpoints."""
+        """Sends an order of a checkpoint coordinator to a task, and returns the reply."""
         request = pb.ForwardCheckpointRequest(session=self.id, task=task, order=order, timeout_secs=timeout or 0.0)
         limit = None if timeout is None else timeout + 1.0
         return rpc.call(self._stub.ForwardCheckpoint, request, timeout=limit, task=self._target)
 
     def send_run_order(self, task: str, order: RunOrder) -> RunReply:
-        """Has a task carry out an order to its run record that does not wait."""
+        """Sends an order without a wait to the run record of a task, and returns the reply."""
         request = pb.ForwardRunOrderRequest(session=self.id, task=task, order=order, answer_secs=ANSWER_SECS)
         limit = ANSWER_SECS + LATE_SECS
         return rpc.call(self._stub.ForwardRunOrder, request, timeout=limit, task=self._target).replies[task]
 
     def stream(self, task: str) -> Stream:
-        """Opens a way to a task for byte ranges of variables: to the master they go in gRPC messages."""
+        """Opens a stream to a task for byte ranges of variables, by gRPC messages to the master."""
 
         def request(byte_range: ByteRange, data: bytes) -> pb.ForwardBytesReply:
             request = pb.ForwardBytesRequest(session=self.id, task=task, byte_range=byte_range, data=data)
@@ -245,7 +246,7 @@ class RemoteEngine:
         return RelayedStream(request)
 
     def adopt_generations(self, generations: Mapping[str, int]) -> bool:
-        """Continues under generations that the client has begun; returns True if one is new to the session."""
+        """Continues under generations that the client has begun. Returns True if a generation is new to the session."""
         request = pb.AdoptGenerationsRequest(session=self.id, generations=generations)
         before = self.value_ids
         answer = rpc.call(self._stub.AdoptGenerations, request, timeout=FORWARD_SECS, task=self._target)
@@ -265,7 +266,7 @@ class RemoteEngine:
         self.close()
 
     def close(self) -> None:
-        """Ends the session; a master that is gone is not waited for. Does nothing in a forked child."""
+        """Ends the session, and waits for no dead master. Does nothing in a forked child."""
         if self._home.was_left:
             return
         self._renewal.stop()
@@ -295,14 +296,14 @@ class RemoteEngine:
 
 
 def reset(target: str, containers: Sequence[str] | None, timeout: float) -> None:
-    """Clears containers on all tasks of the cluster behind ``target`` and closes that master's sessions.
+    """Clears containers on all tasks of the target's cluster, and closes the sessions of the target's master.
 
-    The orders to the tasks are those of this process: the master's role may not let it clear variables.
+    This process sends the orders to the tasks itself, because the role of the master may not allow the orders.
 
     Raises:
         NotFoundError: the target is not a gRPC target.
         DeadlineExceededError: a task did not answer in time; nothing is cleared.
-        InvalidArgumentError: a task of another cluster answers for one of this; nothing is cleared.
+        InvalidArgumentError: a task of another cluster answers at an address; nothing is cleared.
     """
     if not target.startswith("grpc://"):
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")

@@ -1,4 +1,4 @@
-"""Feeds: a value that the user feeds becomes an array that fits its tensor, or an error that names the tensor."""
+"""Feeds: the values of the user become arrays for their tensors, or an error that names the tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.tensor_spec import Array, DType, TensorSpec, shape_fits
 WARN_SHAPES = 32
 """Shapes of one placeholder after which a session warns that each shape is compiled anew."""
 _warned: weakref.WeakSet[Operation] = weakref.WeakSet()
-"""Placeholders that were fed what their dtype cannot hold, of which a warning was logged."""
+"""Placeholders with a logged warning: a fed value did not fit their dtype."""
 
 
 def read_feeds(graph: Graph, feed_dict: FeedDict) -> tuple[tuple[Tensor, ...], list[Array]]:
@@ -95,16 +95,16 @@ class ShapeWatch:
 def feed_value(tensor: Tensor, value: object) -> Array:
     """Returns ``value`` as an array that fits ``tensor``.
 
-    An array of another dtype is converted when no value changes by that, but for the rounding of reals. What a
-    placeholder with "unsafe" casting cannot hold is cut to fit, except for a Python int.
+    An array of another dtype is converted if no value changes, apart from the rounding of reals. A placeholder with
+    "unsafe" casting cuts other values to fit, except for a Python int.
 
     Args:
-        tensor: what is fed; its static shape and dtype are what must fit.
+        tensor: the fed tensor, whose static shape and dtype the array must have.
         value: array, number, string, or nested lists of these.
 
     Raises:
-        TypeError: a tensor, or a value that the dtype cannot hold.
-        InvalidArgumentError: the shape does not fit, or it is no array.
+        TypeError: the value is a tensor, or the dtype cannot hold the value.
+        InvalidArgumentError: the shape does not fit, or the value is no array.
     """
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
         array = value
@@ -113,7 +113,7 @@ def feed_value(tensor: Tensor, value: object) -> Array:
     elif isinstance(value, jax.Array) and value.dtype == tensor.dtype:
         array = np.asarray(value)
     else:
-        array = _converted(tensor, value)
+        array = _convert_value(tensor, value)
     if tensor.shape is not None and not shape_fits(array.shape, tensor.shape):
         want = "(" + ", ".join("?" if d is None else str(d) for d in tensor.shape) + ")"
         raise InvalidArgumentError(
@@ -122,7 +122,7 @@ def feed_value(tensor: Tensor, value: object) -> Array:
     return array
 
 
-def _converted(tensor: Tensor, value: object) -> Array:
+def _convert_value(tensor: Tensor, value: object) -> Array:
     what = f"the value fed for {tensor.name!r}"
     if tensor.dtype.hasobject:
         array = as_array(value, None, what)
@@ -131,20 +131,23 @@ def _converted(tensor: Tensor, value: object) -> Array:
         return array
     try:
         array = np.asarray(value)
+        # Numbers in an array of objects have a dtype of their own.
         if array.dtype.kind == "O":
-            array = np.asarray(array.tolist())  # numbers in an array of objects have a dtype of their own
+            array = np.asarray(array.tolist())
     except ValueError as error:
         raise InvalidArgumentError(f"{what} cannot be made an array: {error}") from None
     unsafe = isinstance(tensor.op.body, Feed) and tensor.op.body.casting == "unsafe"
     if array.dtype.kind in "SUO" and not unsafe:
         raise TypeError(f"{what} is not numeric, but the placeholder takes {tensor.dtype.name}")
+    # An empty list has no dtype of its own.
     if array.size == 0 and isinstance(value, list | tuple):
-        return array.astype(tensor.dtype)  # an empty list has no dtype of its own
+        return array.astype(tensor.dtype)
     try:
-        cast = _cast(array, tensor.dtype)
-    except (TypeError, ValueError) as error:  # a word that is no number, None that is no integer
+        cast = _cast_array(array, tensor.dtype)
+    # A word is no number, and None is no integer.
+    except (TypeError, ValueError) as error:
         raise (InvalidArgumentError if isinstance(error, ValueError) else TypeError)(f"{what}: {error}") from None
-    changed = _changed(array, cast)
+    changed = _find_change(array, cast)
     if changed is None:
         return cast
     if unsafe and not isinstance(value, int):
@@ -158,16 +161,17 @@ def _converted(tensor: Tensor, value: object) -> Array:
         raise TypeError(error.message) from None
 
 
-def _cast(array: Array, dtype: DType) -> Array:
+def _cast_array(array: Array, dtype: DType) -> Array:
     """Returns ``array`` as ``dtype``, by numpy's unsafe casting."""
     if array.dtype.kind == "c" and dtype.kind not in "cb":
         array = array.real
-    with np.errstate(invalid="ignore"):  # whoever asks tells
+    # The caller compares the values, and reports a change in better words than numpy.
+    with np.errstate(invalid="ignore"):
         return array.astype(dtype)
 
 
-def _changed(array: Array, cast: Array) -> str | None:
-    """Returns, in words, the first value that a cast has changed by more than rounding; None without one."""
+def _find_change(array: Array, cast: Array) -> str | None:
+    """Returns, in words, the first value that a cast has changed by more than rounding, or None."""
     if array.dtype.kind not in "SUO" and kind_of(cast.dtype) >= max(2, kind_of(array.dtype)):
         return None
     if array.dtype.kind in "SU":

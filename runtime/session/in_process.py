@@ -1,4 +1,4 @@
-"""A cluster of one task inside one session: what ``Session("")`` runs on. No ports, nothing shared."""
+"""A cluster of one task for ``Session("")``. The cluster has no ports, and shares no variables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class PrivateServer:
 
     def __init__(self) -> None:
         self.incarnation = concurrency.random_id(63) | 1
-        self.address = f"private-{self.incarnation:x}:1"  # a name that no network address can have
-        self.worker = Worker(_JOB, 0, _fetch_nothing)
+        # No network address has such a name.
+        self.address = f"private-{self.incarnation:x}:1"
+        self.worker = Worker(_JOB, 0, _refuse_fetch)
         cluster = ClusterSpec({_JOB: [self.address]})
         self.master = Master(lambda: cluster, (_JOB, 0), self.worker)
 
     def create_session(self, options: SessionConfig) -> MasterSession:
-        """Opens the only session of the server, which goes with the session."""
+        """Opens the only session of the server. The server ends with the session."""
         tasks.publish(self.address, self)
         try:
             return self.master.create_session(options)
@@ -36,5 +37,5 @@ class PrivateServer:
             tasks.withdraw(self.address, self)
 
 
-def _fetch_nothing(task: str, session: int, step: int, slot: int) -> NoReturn:
+def _refuse_fetch(task: str, session: int, step: int, slot: int) -> NoReturn:
     raise NotFoundError(f"{task} is not in a private cluster")

@@ -15,11 +15,11 @@ from runtime.state.leadership import EPOCHS_AT_ONCE, NOBODY, Leadership
 CLAIM_TRIES = 10
 
 Ask = Callable[[Leadership], Mapping[str, Leadership]]
-"""Claims tasks for a leadership, or only asks them for ``NOBODY``; returns by task the leadership it obeys."""
+"""A function that claims tasks for a leadership, and returns by task the obeyed leadership. ``NOBODY`` claims none."""
 
 
 class Lead:
-    """The lead of one chief, over all tasks that the chief gives orders to. Thread safe.
+    """The lead of one chief over all tasks under its orders. Thread safe.
 
     Attributes:
         owner: the chief's number.
@@ -38,13 +38,13 @@ class Lead:
 
         Args:
             ask: Function that reaches the tasks.
-            held: Tasks that are not taken back: if another chief leads one of them, nothing is claimed, and the tasks
-                refuse orders under the leadership that is returned.
+            held: Tasks that are not taken back. If another chief leads a held task, nothing is claimed, and the tasks
+                refuse orders under the returned leadership.
 
         Raises:
             AbortedError: another chief keeps claiming the same tasks.
         """
-        # Never set: two chiefs that start together step aside for random times.
+        # The event is never set. Two chiefs that start together step aside for random times.
         wait = concurrency.Event()
         with self._lock:
             for attempt in range(CLAIM_TRIES):
@@ -64,20 +64,20 @@ class Lead:
 
 
 def next_epoch(owner: int, obeyed: Collection[Leadership]) -> int:
-    """Returns the epoch under which a chief claims tasks: its own if that is the latest, else a later one."""
+    """Returns the epoch for a claim: the latest epoch if the chief owns it, else the epoch after."""
     latest = max(leadership.epoch for leadership in obeyed)
     owners = {leadership.owner for leadership in obeyed if leadership.epoch == latest}
     return latest if latest and owners == {owner} else latest + 1
 
 
 class Authority:
-    """The leadership under which the orders of one session go. Thread safe.
+    """The leadership for the orders of one session. Thread safe.
 
     Orders of a chief's session go under the chief's lead. Orders of any other session go under the leadership that each
-    task obeys, so that they depose no chief; a task without a leader is claimed for the session.
+    task obeys, so that no chief is deposed. A task without a leader is claimed for the session.
 
     Args:
-        send: gives a task an order to its run record.
+        send: the function that sends an order to the run record of a task.
     """
 
     def __init__(self, send: Callable[[str, RunOrder], RunReply]) -> None:
@@ -89,18 +89,19 @@ class Authority:
         self._tasks: frozenset[str] = frozenset()
 
     def lead_with(self, lead: Lead) -> None:
-        """Has orders go under a chief's leadership from now on, and under no other."""
+        """Puts all later orders under a chief's leadership."""
         with self._lock:
             self._lead, self._claimed = lead, NOBODY
 
     def over(self, tasks: Collection[str]) -> Mapping[str, Leadership]:
-        """Returns, by task, the leadership for orders; a chief claims tasks that it has not ordered before."""
+        """Returns, by task, the leadership for orders. A chief claims tasks without an earlier order."""
         with self._lock:
             lead = self._lead
             if lead is None:
                 obeyed = self._ask(tasks, NOBODY)
                 free = [task for task, leadership in obeyed.items() if not leadership]
-                return {**obeyed, **self._ask(free, Leadership(1, self._owner))}  # whoever comes first leads
+                # The first session that claims a free task leads the task.
+                return {**obeyed, **self._ask(free, Leadership(1, self._owner))}
             if self._claimed != lead.leadership or not self._tasks.issuperset(tasks):
                 wanted = lead.tasks.union(tasks)
                 self._claimed, self._tasks = lead.claim(functools.partial(self._ask, wanted), lead.tasks), wanted

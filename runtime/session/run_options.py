@@ -1,4 +1,4 @@
-"""RunOptions and RunMetadata: asking what a step did, and the answer."""
+"""RunOptions and RunMetadata: the request for a trace of a step, and the trace."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DATA_TYPES = {
 }
 """TensorFlow's numbers of data types."""
 
-RunMetadata.__doc__ = """What a traced step did: ``step_stats`` has, for each device, what ran there and when.
+RunMetadata.__doc__ = """Statistics of a traced step. ``step_stats`` has the operations of each device and their times.
 
-A protocol buffer message that TensorBoard reads; see ``harness.timeline`` for a picture of it.
+TensorBoard reads this protocol buffer message. ``harness.timeline`` draws a picture of the message.
 """
 
 
@@ -41,9 +41,19 @@ class RunOptions:
     """Options of one step.
 
     Attributes:
-        trace_level: ``FULL_TRACE`` fills the step's ``RunMetadata``; the other levels between it and ``NO_TRACE`` do so
-            too. A traced step waits for every stage, and its first run registers the plan once more.
-        timeout_in_ms: time limit of the step in milliseconds; 0 for the session's own.
+        trace_level: ``FULL_TRACE``, or any other level but ``NO_TRACE``, fills the step's ``RunMetadata``. A traced
+            step waits for every stage, and its first run registers the plan once more.
+        timeout_in_ms: Time limit of the step in milliseconds; 0 for the session's own.
+
+    Example:
+        >>> import runtime as rt
+        >>> options = rt.RunOptions(trace_level=rt.RunOptions.FULL_TRACE, timeout_in_ms=60_000)
+        >>> metadata = rt.RunMetadata()
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     session.run(rt.constant(1.0) + 1.0, options=options, run_metadata=metadata).item()
+        2.0
+        >>> len(metadata.step_stats.dev_stats) > 0
+        True
     """
 
     NO_TRACE: ClassVar[int] = 0
@@ -55,7 +65,7 @@ class RunOptions:
     timeout_in_ms: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the values. Raises ValueError when one is out of range."""
+        """Checks the values. Raises ValueError if a value is out of range."""
         if not self.NO_TRACE <= self.trace_level <= self.FULL_TRACE:
             raise ValueError(f"trace_level is {self.trace_level}: use RunOptions.NO_TRACE or RunOptions.FULL_TRACE")
         if self.timeout_in_ms < 0:
@@ -63,7 +73,7 @@ class RunOptions:
 
 
 def data_type_number(dtype: DType) -> int:
-    """Returns TensorFlow's number of a dtype (``DataType``); 0 (``DT_INVALID``) for a dtype without one."""
+    """Returns TensorFlow's number of a dtype (``DataType``); 0 (``DT_INVALID``) for a dtype without a number."""
     return _DATA_TYPES.get(dtype_name(dtype), 0)
 
 
@@ -78,7 +88,8 @@ def describe_outputs(stats: step_stats_pb2.StepStats, specs: Mapping[Tensor, Ten
                 output = node.output.add(slot=slot)
                 described = output.tensor_description
                 described.dtype = data_type_number(spec.dtype)
-                described.shape.SetInParent()  # a scalar's too, or TensorBoard shows nothing of the step
+                # Without a shape, even of a scalar, TensorBoard shows nothing of the step.
+                described.shape.SetInParent()
                 for size in spec.shape:
                     described.shape.dim.add(size=size)
                 if not spec.is_string:

@@ -1,9 +1,9 @@
 """Run records: messages of chief and workers by way of the tasks that hold the variables.
 
-Every task of a cluster keeps a small record of the training run (its phases are described in
-``runtime/state/run_record.py``). This is the client of all those records at once: the chief's orders, and what
-everybody reports. A call is one request to each of the tasks and needs no session, so it works while training's own is
-broken or blocked. An interruption (Ctrl-C) ends it, on the tasks too.
+Every task of a cluster keeps a small record of the training run. ``runtime/state/run_record.py`` describes its phases.
+``RunRecords`` is the client of all these records: the chief sends orders, and all tasks send reports. A call is one
+request to each task and needs no session. So a call works while the session of the training is broken or blocked. An
+interruption (Ctrl-C) ends a call, on the tasks too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.state.run_record import wait_secs
 from runtime.trust.security import Security
 
 FORWARD_SECS = 1.0
-"""How much later than the tasks a master in another process may answer."""
+"""Seconds that a master in another process may answer later than the tasks."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,21 @@ class RunRecordView:
     """The record of one task.
 
     Attributes:
-        address: of the task.
+        address: address of the task.
         phase: "new", "loading", "ready" or "finished".
-        leadership: the one that the task obeys; ``NOBODY`` when nobody leads.
-        chief: that chief and its address, in words; empty when nobody leads.
-        generation: how often values were replaced under sessions that used them.
+        leadership: the leadership that the task obeys; ``NOBODY`` without a leader.
+        chief: the leader and its address, in words; empty without a leader.
+        generation: number of times that values were replaced under sessions that used the values.
         joined: tasks that have taken part.
-        addresses: of these, as far as they told them.
-        done: tasks that need this one no more.
-        silent: by task that has joined and is not done, for how long it has given no sign of life there, seconds.
-        saved_step: of the last checkpoint of a run that has finished; None when nobody has told.
-        stop: why training is to end; empty while nobody has ordered that.
-        origin: why the task started without the values that it should have had a backup of.
-        logdir: log directory of the run that the task's values belong to; empty when nobody has told.
-        left: of those who are done, who has said goodbye while training went on.
+        addresses: addresses of joined tasks, as far as reported.
+        done: tasks that no longer need this task.
+        silent: by joined task that is not done, the seconds without a sign of life.
+        saved_step: step of the last checkpoint of a finished run; None if not reported.
+        stop: the reason to end training; empty without an order to stop.
+        origin: the reason why the task started without the values of its backup.
+        logdir: log directory of the run of the task's values; empty if not reported.
+        left: tasks among ``done`` that have left before the end of training.
+        goes_in_secs: seconds until the task stops serving; None if the task stays.
     """
 
     phase: str = "new"
@@ -97,19 +98,19 @@ class RunRecords:
         self._target = target
         self._security = security
         self.answer_secs = ANSWER_SECS
-        """Seconds that one exchange may take beyond an intended wait."""
+        """Seconds for one exchange beyond its intended wait."""
         self._device_filters = () if config is None else config.device_filters
         self.lead = Lead() if is_chief else None
         """The lead of this task; None if the task is not the chief."""
         self._task = ""
         self._took_part: frozenset[str] = frozenset()
-        """All tasks in any record so far: a record that is started again has forgotten earlier tasks."""
+        """All tasks of any record so far. The record of a restarted task has forgotten earlier tasks."""
         self._lock = concurrency.Lock()
         self._waiting: Cancellation | None = None
         self._closed = False
 
     def inspect(self) -> dict[str, RunRecordView]:
-        """Returns the records as they are, by task name."""
+        """Returns the present records, by task name."""
         return self._send(RunOrder(inspect=RunOrder.Inspect()))
 
     def claim(self) -> Lead:
@@ -137,7 +138,7 @@ class RunRecords:
             values are cut off, and the caller's own session continues after ``Session.adopt_generations``.
 
         Raises:
-            PermissionDeniedError: another chief has taken the lead; names it.
+            PermissionDeniedError: another chief has taken the lead. The message names the chief.
         """
         return {task: record.generation for task, record in self._send(RunOrder(load=RunOrder.Load())).items()}
 
@@ -162,10 +163,10 @@ class RunRecords:
         """Reports to the tasks that training has finished.
 
         Args:
-            silence_secs: Seconds without a sign of life after which an unfinished task is not waited for.
+            silence_secs: Seconds without a sign of life after which no task waits for an unfinished task.
             counter: The (container, name) of the global step.
             saved_step: The global step in the last checkpoint; None without a checkpoint.
-            elastic: True if workers come and go: the tasks wait for no worker that has never come.
+            elastic: True if workers come and go. The tasks then wait for no worker that has never come.
 
         Raises:
             PermissionDeniedError: another chief leads.
@@ -182,7 +183,7 @@ class RunRecords:
         self._send(RunOrder(finish=order))
 
     def leads(self) -> bool:
-        """Returns True if no other chief has taken the lead; a task that has just restarted knows of none."""
+        """Returns True if no other chief has taken the lead. A restarted task knows no chief."""
         owner = self.lead.owner if self.lead else 0
         return all(record.leadership.owner in (0, owner) for record in self.inspect().values())
 
@@ -190,7 +191,7 @@ class RunRecords:
         """Reports to the tasks that this task takes part.
 
         Args:
-            session: The session in which the task trains: the task lives while the session gives signs of life.
+            session: The session in which the task trains. Signs of life of the session are those of the task.
 
         Raises:
             InvalidArgumentError: another task with this name takes part, at another address, and lives.
@@ -200,21 +201,21 @@ class RunRecords:
         self._send(RunOrder(join=RunOrder.Join(session=session)))
 
     def rest(self, session: int) -> None:
-        """Reports to the tasks that this task has stopped training in a session, and still needs them."""
+        """Reports that this task has stopped training in a session, and still needs the tasks."""
         self._send(RunOrder(rest=RunOrder.Rest(session=session)))
 
     def done(self, leave: bool, session: int = 0, *, goodbye: bool = False) -> dict[str, RunRecordView]:
-        """Reports to the tasks that this task needs them no more.
+        """Reports that this task no longer needs the tasks.
 
         Args:
-            leave: they may go when nobody needs them; False when somebody else (a launcher) ends them.
-            session: that it has trained in.
-            goodbye: training goes on without this task.
+            leave: True if the tasks may stop when no task needs them; False if a launcher stops them.
+            session: The session in which this task has trained.
+            goodbye: True if training continues without this task.
         """
         return self._send(RunOrder(done=RunOrder.Done(session=session, leave=leave, goodbye=goodbye)))
 
     def wait_loaded(self, timeout_secs: float) -> bool:
-        """Waits until no chief is loading, for a minute at most; returns True if none is."""
+        """Waits until no chief is loading, for a minute at most. Returns True if no chief is loading."""
         records = self._send(RunOrder(wait_loaded=RunOrder.WaitLoaded(secs=timeout_secs)))
         return all(record.phase != "loading" for record in records.values())
 
@@ -222,8 +223,8 @@ class RunRecords:
         """Waits until all other tasks that take part are done, for a minute at most.
 
         Returns:
-            Those that are not, with their addresses, and for how long they have given no sign of life to any of the
-            tasks, seconds; infinite when they never gave one.
+            The tasks that are not done, with their addresses, and the seconds without a sign of life to any task;
+            infinite without any sign so far.
         """
         records = self._send(RunOrder(wait_done=RunOrder.WaitDone(secs=timeout_secs)))
         addresses = {name: address for record in records.values() for name, address in record.addresses.items()}
@@ -234,19 +235,19 @@ class RunRecords:
         }
 
     def stop(self, reason: str) -> dict[str, RunRecordView]:
-        """Orders training to end: all who take part stop, and the chief saves and finishes.
+        """Orders training to end. All workers stop, and the chief saves and finishes.
 
         Args:
-            reason: why, in words.
+            reason: The reason in words.
         """
         return self._send(RunOrder(stop=RunOrder.Stop(reason=reason)))
 
     def wait_stop(self, timeout_secs: float) -> tuple[str, float | None]:
-        """Waits until an order ends training, for a minute at most; the leader waits for tasks that go, too.
+        """Waits until an order ends training, for a minute at most. The leader waits for tasks that leave, too.
 
         Returns:
-            The reason to end, else nothing; and, to the leader, for how many seconds the first of the tasks serves on
-            that has been told to go, None where none has.
+            The reason to end, or an empty text; and for the leader the seconds until the first leaving task stops
+            serving, or None.
 
         Raises:
             CancelledError: ``close`` was called, by another thread or before.
@@ -263,7 +264,7 @@ class RunRecords:
         return reason, min(going, default=None) if self.lead else None
 
     def close(self) -> None:
-        """Ends ``wait_stop`` on other threads, and later ones until the next ``join``; all else keeps working."""
+        """Ends ``wait_stop`` on other threads, and later calls until the next ``join``. All else keeps working."""
         with self._lock:
             self._closed = True
             waiting = self._waiting
@@ -272,7 +273,7 @@ class RunRecords:
 
     @property
     def task(self) -> str:
-        """Name of this task; known after the first exchange."""
+        """Name of this task, known after the first exchange."""
         return self._task
 
     def _send(self, order: RunOrder, cancelled: Cancellation | None = None) -> dict[str, RunRecordView]:
@@ -280,29 +281,29 @@ class RunRecords:
         if self.lead is not None and not order.HasField("claim"):
             order.leadership.CopyFrom(self.lead.leadership.to_proto())
         try:
-            self._task, replies = _sent(
+            self._task, replies = _forward_order(
                 self._target, order, self._device_filters, self.answer_secs, cancelled, self._security
             )
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, task=error.task) from None
-        records = {name: _record(reply) for name, reply in replies.items()}
+        records = {name: _read_record(reply) for name, reply in replies.items()}
         self._took_part = self._took_part.union(*(record.joined for record in records.values()))
         return records
 
 
 def at(task: str, address: str) -> str:
-    """Returns a task and its address, in words; the address may be unknown."""
+    """Returns a task and its address, in words. An empty address is unknown."""
     return f"{task} at {address}" if address else task
 
 
 def others(records: Mapping[str, RunRecordView], own: str) -> list[str]:
-    """Returns the tasks, but ``own``, that take part by any of ``records`` and are not done."""
+    """Returns the tasks in any of ``records`` that take part and are not done, without ``own``."""
     joined = dict.fromkeys(task for record in records.values() for task in record.joined)
     done = {task for record in records.values() for task in record.done}
     return [task for task in joined if task not in done and task != own]
 
 
-def _record(reply: RunReply) -> RunRecordView:
+def _read_record(reply: RunReply) -> RunRecordView:
     return RunRecordView(
         phase=RunReply.Phase.Name(reply.phase).lower(),
         leadership=Leadership.from_proto(reply.leadership),
@@ -322,7 +323,7 @@ def _record(reply: RunReply) -> RunRecordView:
     )
 
 
-def _sent(
+def _forward_order(
     target: str,
     order: RunOrder,
     device_filters: Sequence[str],
@@ -330,7 +331,7 @@ def _sent(
     cancelled: Cancellation | None,
     security: Security | None,
 ) -> tuple[str, dict[str, RunReply]]:
-    """Sends an order by way of a target; returns the name of the target's task, and the replies by task."""
+    """Sends an order by way of a target. Returns the name of the target's task, and the replies by task."""
     address = target.removeprefix("grpc://")
     if address == target:
         raise NotFoundError(f"{target!r} is not a session target: it needs the form grpc://host:port")
@@ -353,7 +354,7 @@ def _sent(
 
 @contextlib.contextmanager
 def _closing(channel: grpc.Channel, cancelled: Cancellation | None) -> Iterator[None]:
-    """Closes a channel, and so ends its call on the other side too, on cancellation within the block."""
+    """Closes a channel on cancellation within the block. So its call ends on the other side too."""
     if cancelled is None:
         yield
         return
