@@ -1,24 +1,24 @@
-"""The error types: every failure has a name, a gRPC status code and the task it came from.
+"""The error types: every failure has a name, a gRPC status code and the task of its origin.
 
-The whole tree, with the status code of each type and the built-in exception it also is:
+The whole tree, with the status code of each type and its built-in base:
 
     OpError (Exception)
-    |-- CancelledError            1  the step, session or stage was cancelled by somebody
-    |   |-- HungUpError              its caller is dead, has given it up or was cut off
-    |   `-- TakeoverError            the task goes on from its backup, without what was under way: begin it again
-    |-- UnknownError              2  an exception that has no better name
+    |-- CancelledError            1  the step, session or stage was cancelled
+    |   |-- HungUpError              its caller is dead, has given up or was cut off
+    |   `-- TakeoverError            the task recovers from its backup, without calls under way: call again
+    |-- UnknownError              2  an exception without a better name
     |-- InvalidArgumentError      3  ValueError: wrong feed, shape, dtype, name or flag
     |   `-- MissingFeedError         a placeholder without a value
     |-- DeadlineExceededError     4  TimeoutError: a time limit ran out
     |   `-- SnapshotError            the tasks could not be held still together for long enough
     |-- NotFoundError             5  LookupError: no such variable, checkpoint, session or task
     |-- AlreadyExistsError        6  the name is taken
-    |-- PermissionDeniedError     7  PermissionError: known who you are, and it is not allowed
+    |-- PermissionDeniedError     7  PermissionError: the caller is known, and is not allowed to do this
     |-- ResourceExhaustedError    8  out of memory, or over a configured limit; no variable has lost its value
-    |   `-- DiskFullError            no room for what was to be written
-    |-- FailedPreconditionError   9  uninitialised variable, closed session: do something first
+    |   `-- DiskFullError            no room for a file
+    |-- FailedPreconditionError   9  uninitialised variable, closed session
     |   `-- UninitializedError       variables have no value yet
-    |-- AbortedError             10  the task restarted, or an update that failed took values along; make a new session
+    |-- AbortedError             10  the task restarted, or a failed update lost values; make a new session
     |-- OutOfRangeError          11  the end of the input
     |   `-- TaskLeftError            the task has left in order, as training is over
     |-- UnimplementedError       12  the task does not know this operation, method or version
@@ -28,7 +28,7 @@ The whole tree, with the status code of each type and the built-in exception it 
     |-- DataLossError            15  a file or frame is damaged
     `-- UnauthenticatedError     16  the token or certificate is missing or wrong
 
-Subclasses cross from task to task as well as types do, so that no decision hangs on the text of a message.
+Subclasses cross from task to task like types, so that no decision depends on the text of a message.
 Catching the built-in works too: `except ConnectionError` catches `UnavailableError`, and so on.
 """
 
@@ -36,7 +36,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 OUT_OF_MEMORY: Final = "out of memory"
-"""How the message of a computation begins that needed more memory than its task has."""
+"""The begin of the message of a computation that needed more memory than its task has."""
 
 
 class OpError(Exception):
@@ -44,10 +44,10 @@ class OpError(Exception):
 
     Attributes:
         code: gRPC status number (1 to 16), the same for all errors of one type and its subclasses.
-        kind: tells the subclasses of one code apart; 0 is the type itself.
-        message: what went wrong, without the task.
-        task: where it went wrong, such as "/job:ps/task:0"; empty when it was here or nobody knows.
-        session: id of the session whose tasks raised the error; 0 when no session did.
+        kind: number of the subclass among those of one code; 0 for the type itself.
+        message: the failure in words, without the task.
+        task: the task of the failure, such as "/job:ps/task:0"; empty if here or unknown.
+        session: id of the session whose tasks raised the error; 0 without a session.
     """
 
     code: ClassVar[int] = 2
@@ -55,27 +55,27 @@ class OpError(Exception):
     session: int = 0
 
     def __init__(self, message: str = "", *, task: str = "") -> None:
-        """Makes an error that reads "<task>: <message>"."""
+        """Makes an error whose text is "<task>: <message>"."""
         # One positional argument only: OSError, a base of some subclasses, reads two as (errno, strerror).
-        # The rest lives in __dict__, which pickle and copy carry along.
+        # Further values live in __dict__, which pickle and copy preserve.
         super().__init__(message)
         self.message = message
         self.task = task
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether a computation needed more memory than its task has.
+        """True if a computation needed more memory than its task has.
 
-        It is a `ResourceExhaustedError`, or an `AbortedError` where variables have lost their values with it.
+        The error is a `ResourceExhaustedError`, or an `AbortedError` if variables have lost their values too.
         """
         return self.message.startswith(OUT_OF_MEMORY)
 
     def __str__(self) -> str:
-        """The message, with the task in front when there is one."""
+        """Returns the message behind the task."""
         return f"{self.task}: {self.message}" if self.task else self.message
 
     def __repr__(self) -> str:
-        """The constructor call that makes this error."""
+        """Returns the constructor call of this error."""
         where = f", task={self.task!r}" if self.task else ""
         return f"{type(self).__name__}({self.message!r}{where})"
 
@@ -87,7 +87,7 @@ class CancelledError(OpError):
 
 
 class HungUpError(CancelledError):
-    """The caller of the wait is dead, has given it up or was cut off; one that was cut off makes the call again."""
+    """The caller of a wait is dead, has given up or was cut off. A caller that was cut off calls again."""
 
     kind = 1
 
@@ -105,13 +105,13 @@ class ClosedSessionError(RuntimeError):
 
 
 class TakeoverError(CancelledError):
-    """The task goes on from its backup, without what was under way when it died: begun again, it works."""
+    """The task recovers from its backup, without the calls under way at its death. A new call succeeds."""
 
     kind = 2
 
 
 class UnknownError(OpError):
-    """An exception that has no better name."""
+    """An exception without a better name."""
 
     code = 2
 
@@ -123,7 +123,7 @@ class InvalidArgumentError(OpError, ValueError):
 
 
 class MissingFeedError(InvalidArgumentError):
-    """A placeholder that the step needs has no value."""
+    """A placeholder of the step has no value."""
 
     kind = 1
 
@@ -162,7 +162,7 @@ class ResourceExhaustedError(OpError):
     """Out of memory, or over a configured limit.
 
     Attributes:
-        limit: name of the limit, on the task that has it (``runtime.limits``); empty when it was none of those.
+        limit: name of the task's limit (``runtime.limits``); empty for other reasons.
     """
 
     code = 8
@@ -170,13 +170,13 @@ class ResourceExhaustedError(OpError):
 
 
 class DiskFullError(ResourceExhaustedError):
-    """There is no room for what was to be written; with some, it works."""
+    """There is no room for a file; with some, it works."""
 
     kind = 1
 
 
 class FailedPreconditionError(OpError):
-    """The state is not ready for this: an uninitialised variable, a closed session."""
+    """The state is not ready for the call: an uninitialised variable, a closed session."""
 
     code = 9
 
@@ -188,7 +188,7 @@ class UninitializedError(FailedPreconditionError):
 
 
 class AbortedError(OpError):
-    """The task restarted, or a failed update took values along: state is gone, and a new session is needed."""
+    """The task restarted, or a failed update lost values. State is gone, and a new session is needed."""
 
     code = 10
 
@@ -200,7 +200,7 @@ class OutOfRangeError(OpError):
 
 
 class TaskLeftError(OutOfRangeError):
-    """The task has left in order, as training is over: nobody will answer there any more."""
+    """The task has left in order at the end of training. No later call will succeed there."""
 
     kind = 1
 
@@ -218,13 +218,13 @@ class InternalError(OpError):
 
 
 class UnavailableError(OpError, ConnectionError):
-    """No contact with the task; trying again may help."""
+    """No contact with the task. A later call may succeed."""
 
     code = 14
 
 
 class DiskAwayError(UnavailableError):
-    """A file system does not answer now; no task is lost."""
+    """A file system does not answer. No task is lost."""
 
     kind = 1
 
@@ -236,7 +236,7 @@ class DataLossError(OpError):
 
 
 class UnauthenticatedError(OpError):
-    """The token or certificate is missing or wrong. Nothing changes that but another one, so nobody tries again."""
+    """The token or certificate is missing or wrong. Callers do not try again with the same credential."""
 
     code = 16
 
@@ -249,21 +249,21 @@ _KINDS: Final = {
 
 
 def wire_code(error: OpError) -> int:
-    """The number that tells the type of an error to another task; ``error_from_code`` reads it, and plain codes too."""
+    """Returns the number of an error's type for another task. ``error_from_code`` reads the number."""
     return error.code | error.kind << 8
 
 
 def error_from_code(code: int, message: str, task: str = "") -> OpError:
-    """Makes the error that a gRPC status number stands for.
+    """Makes the error of a gRPC status number.
 
     Args:
-        code: status number, or what ``wire_code`` gives. One that is not known (a newer peer's) gives an
-            `UnknownError` that tells it; of an unknown kind, the type of its status number.
-        message: what went wrong, without the task.
-        task: where it went wrong, such as "/job:ps/task:0".
+        code: Status number, or a result of ``wire_code``. An unknown number of a newer peer becomes an `UnknownError`
+            with the number. An unknown kind becomes the type of its status number.
+        message: The failure in words, without the task.
+        task: The task of the failure, such as "/job:ps/task:0".
 
     Raises:
-        ValueError: `code` is 0, which is success.
+        ValueError: `code` is 0, which means success.
     """
     if code == 0:
         raise ValueError(f"status code 0 is success, not an error (message: {message!r})")
@@ -275,21 +275,26 @@ def error_from_code(code: int, message: str, task: str = "") -> OpError:
 
 
 def meaning(error: BaseException) -> type[OpError]:
-    """The error type for what JAX, XLA or numpy has raised."""
+    """Returns the error type for an exception of JAX, XLA or numpy."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
         return ResourceExhaustedError
-    # JAX_DEBUG_NANS and JAX_DEBUG_INFS make JAX raise it; of a compiled program it is an error of JAX's own.
+    # JAX_DEBUG_NANS and JAX_DEBUG_INFS raise FloatingPointError, and in a compiled program an internal class of JAX.
     if isinstance(error, FloatingPointError) or type(error).__name__ == "InternalFloatingPointError":
         return InvalidArgumentError
     return InvalidArgumentError if isinstance(error, TypeError | ValueError) else InternalError
 
 
 def one_line(what: BaseException | str, most: int = 500) -> str:
-    """A text, or that of an error, in one line of at most so many characters; an error's type when it says nothing."""
+    """Returns a text, or the text of an error, in one line. An error without a text is its type.
+
+    Args:
+        what: a text or an error.
+        most: largest number of characters.
+    """
     text = what if isinstance(what, str) else str(what) if isinstance(what, Exception) else ""
     return printable(" ".join(text.split())[:most]) or (what if isinstance(what, str) else repr(what))
 
 
 def printable(text: str) -> str:
-    """A text of others as a terminal may show it: what would move its cursor or change its colours is escaped."""
+    """Returns a text for a terminal, with escapes for characters that would move the cursor or change colours."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

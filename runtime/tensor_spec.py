@@ -1,4 +1,4 @@
-"""What a tensor looks like from outside: its shape, its dtype and its memory, and which dtypes there are."""
+"""Tensors from outside: shape, dtype and memory, and the table of dtypes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """A numpy array of any shape and dtype."""
 AnyArray: TypeAlias = "Array | jax.Array"
-"""A numpy array; or a JAX array, which may be on any device and may still be being computed."""
+"""A numpy array, or a JAX array on any device, whose computation may still be under way."""
 DType: TypeAlias = np.dtype[Any]
-"""A numpy dtype; which one is known when the program runs."""
+"""A numpy dtype, known when the program runs."""
 
 ALIGNMENT: Final = 64
-"""Bytes. XLA reads an array in place that starts at a multiple of this, and copies another first."""
+"""Bytes. XLA reads an array in place if its memory starts at a multiple, and copies any other array."""
 STRING: Final[DType] = np.dtype(object)
-"""The dtype of string tensors: numpy object arrays whose elements are `bytes`."""
+"""The dtype of string tensors: numpy object arrays of `bytes`."""
 
 _STRING_NAME: Final = "string"
 
@@ -37,14 +37,14 @@ def _numeric_dtypes() -> Mapping[str, DType]:
 
 
 NUMERIC_DTYPES: Final = _numeric_dtypes()
-"""Every dtype whose elements are plain bytes, by name: numpy's booleans and numbers, and all of ml_dtypes."""
+"""Every dtype with elements of plain bytes, by name: numpy's booleans and numbers, and all of ml_dtypes."""
 
 
 def canonical_dtype(dtype: Any) -> DType:
-    """Gives the one dtype object, in native byte order, that tensors of this dtype carry.
+    """Returns the dtype object of tensors of a dtype, in native byte order.
 
     Args:
-        dtype: anything that `numpy.dtype` understands, or a name that `dtype_name` gives ("bfloat16", "string").
+        dtype: any argument of `numpy.dtype`, or a result of `dtype_name` ("bfloat16", "string").
 
     Raises:
         InvalidArgumentError: tensors cannot have this dtype.
@@ -68,29 +68,30 @@ def canonical_dtype(dtype: Any) -> DType:
 
 
 def dtype_name(dtype: DType) -> str:
-    """Name of a dtype: "float32", "bfloat16", ..., or "string"; ``canonical_dtype`` gives the dtype of the name."""
+    """Returns the name of a dtype: "float32", "bfloat16", ..., or "string". ``canonical_dtype`` reads the name."""
     return _STRING_NAME if dtype.hasobject else str(dtype.name)
 
 
 def shape_fits(shape: Sequence[int | None], wanted: Sequence[int | None]) -> bool:
-    """Whether an array of one shape may be one of the other; None stands for any size."""
+    """Returns True if an array of a shape suits a wanted shape. None stands for any size."""
     if len(shape) != len(wanted):
         return False
-    for a, b in zip(shape, wanted, strict=True):  # a loop costs a step less than a generator
+    # Each step checks its feeds, and a loop takes less time than a generator.
+    for a, b in zip(shape, wanted, strict=True):
         if a != b and a is not None and b is not None:
             return False
     return True
 
 
 def aligned_buffer(nbytes: int) -> Array:
-    """A fresh uint8 array [nbytes] whose memory starts at a multiple of 64; its contents are arbitrary."""
+    """Returns a new uint8 array [nbytes] whose memory starts at a multiple of 64. The contents are arbitrary."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 
 
 def aligned(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Memory for an array of numbers that XLA takes without a copy; its contents are arbitrary."""
+    """Returns a new array of numbers that XLA reads without a copy. The contents are arbitrary."""
     return aligned_buffer(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
@@ -99,7 +100,7 @@ class TensorSpec:
     """The static shape and the dtype of a tensor.
 
     Attributes:
-        shape: the length of every dimension; `()` is a scalar.
+        shape: the length of every dimension; `()` for a scalar.
         dtype: one of `NUMERIC_DTYPES`, or `STRING` for arrays of bytes.
     """
 
@@ -107,7 +108,7 @@ class TensorSpec:
     dtype: DType
 
     def __post_init__(self) -> None:
-        """Checks the shape and brings the dtype to its canonical form.
+        """Checks the shape, and replaces the dtype by its canonical form.
 
         Raises:
             InvalidArgumentError: a dimension is negative or not an integer, or the dtype is unknown.
@@ -123,7 +124,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, array: Any) -> "TensorSpec":
-        """The spec of anything that has `.shape` and `.dtype`, such as a numpy or JAX array."""
+        """Returns the spec of an object with `.shape` and `.dtype`, such as a numpy or JAX array."""
         return cls(tuple(array.shape), array.dtype)
 
     @property
@@ -133,7 +134,7 @@ class TensorSpec:
 
     @property
     def is_string(self) -> bool:
-        """Whether the elements are byte strings, which have no fixed size."""
+        """True for byte strings, which have no fixed size."""
         return self.dtype is STRING
 
     @property
@@ -153,5 +154,5 @@ class TensorSpec:
         return dtype_name(self.dtype)
 
     def __str__(self) -> str:
-        """The short form that messages use, such as "float32[2,3]"."""
+        """Returns the short form for messages, such as "float32[2,3]"."""
         return f"{self.name}[{','.join(map(str, self.shape))}]"

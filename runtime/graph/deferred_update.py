@@ -17,29 +17,28 @@ from runtime.graph.variable import Variable
 from runtime.tensor_spec import AnyArray, DType
 
 ALL_WORKERS = 2**31 - 1
-"""How many gradients an aggregate needs in which all workers take part that are there."""
+"""The ``needed`` of an aggregate with all present workers."""
 _INT64 = np.dtype(np.int64)
 _VECTOR: tuple[Shape, DType] = ((None,), _INT64)
 
 
 class Quorum:
-    """Synchronous updates on one task: it collects gradients until enough distinct workers have given theirs.
+    """Synchronous updates on one task, which collects gradients until enough distinct workers have sent gradients.
 
-    It applies their mean once, and the step advances by one. Gradients that were computed at another step are dropped
-    and counted.
+    The task applies their mean once, and the step advances by one. Gradients of another step are dropped and counted.
 
     Args:
-        beside: a variable on the task. Where ``leads``, it is the step: a number that every update adds 1 to.
-        needed: gradients in one aggregate.
-        total: workers there are; below ``needed``, each gives several gradients to an aggregate.
-        alone: the task decides by itself when it has enough gradients. With several tasks a chief decides, so that all
-            tasks apply the gradients of the same workers: by ``gather`` and ``commit``, on the leading task last.
-        leads: this task holds the step.
-        timeout_secs: how long the first gradient of a step waits until the step goes on without those that are missing.
-        tasks: names of all tasks that hold a part of the step ("/job:ps/task:0").
-        elastic: workers come and go: ``needed`` is ``ALL_WORKERS``, or the most that an aggregate has, and
-            ``total`` means nothing.
-        name: the same on all these tasks, for all sessions.
+        beside: A variable on the task. With ``leads`` the variable is the step: each update adds 1.
+        needed: Number of gradients in one aggregate.
+        total: Number of workers. If below ``needed``, a worker sends several gradients to an aggregate.
+        alone: True if the task itself decides that the gradients suffice. Of several tasks a chief decides with
+            ``gather`` and ``commit``, on the leading task last, so that all tasks apply gradients of the same workers.
+        leads: True if this task holds the step.
+        timeout_secs: Seconds from the first gradient of a step until the step continues without missing gradients.
+        tasks: Names of all tasks with a part of the step ("/job:ps/task:0").
+        elastic: True if workers come and go. Then ``needed`` is ``ALL_WORKERS``, or the largest number of gradients in
+            an aggregate, and ``total`` means nothing.
+        name: Name of the quorum, equal on all tasks and for all sessions.
     """
 
     def __init__(
@@ -79,28 +78,28 @@ class Quorum:
 
     @property
     def device(self) -> str:
-        """Returns the device of its variables, as the graph asks for it."""
+        """Returns the requested device of the quorum's variables."""
         return self.beside.device
 
     def push(self, updates: Sequence[Operation], stamp: Tensor, worker: int | None = None) -> Operation:
-        """Gives this worker's gradients and waits until their step is over.
+        """Sends this worker's gradients, and waits for the end of their step.
 
         Args:
-            updates: operations made by ``rt.update`` or ``Variable.assign_add`` on the quorum's device, one of which
-                adds 1 to the step. They run once per aggregate, with the mean of their inputs. Integer inputs are
-                joined bit by bit (or): what is the same for all workers stays so, and marks come together.
-            stamp: the step at which the variables were read.
-            worker: this worker's number, below ``total``; None tells workers apart by their sessions.
+            updates: Operations of ``rt.update`` or ``Variable.assign_add`` on the quorum's device. One update adds 1 to
+                the step. The updates run once per aggregate, with the mean of their inputs. Integer inputs are joined
+                bit by bit (or), so equal inputs stay equal, and marks of several workers come together.
+            stamp: The step at which the variables were read.
+            worker: Number of this worker, below ``total``. With None each session is a worker.
 
         Returns:
-            An operation with the outputs (step afterwards; whether the gradients counted, bool). Where the quorum
-            leads, a step that fetches the step variable too gets the value afterwards.
+            An operation with the outputs (step afterwards; bool, true if the gradients counted). If the quorum leads,
+            a step that also fetches the step variable receives the value afterwards.
         """
         dtype = self.beside.dtype if self._leads else _INT64
         attrs = {"resource": self._described, "worker": worker, "dtype": dtype.name}
         outputs: list[tuple[Shape, DType]] = [((), dtype), ((), np.dtype(np.bool_))]
         name = f"{self.name}/push"
-        return defer(
+        return defer_updates(
             self.beside,
             updates,
             "quorum/push",
@@ -112,61 +111,55 @@ class Quorum:
         )
 
     def claim(self, request: Tensor) -> tuple[Tensor, Tensor]:
-        """Begins a session of the chief; what it has ordered in an earlier one is refused from now on.
+        """Begins a session of the chief. Orders of an earlier session are refused from now on.
 
         Args:
-            request: int64[4]: epoch and owner of the leadership that the task obeys, how many gradients the chief wants
-                to decide on, and 1 to drop what is there.
+            request: int64[4]: epoch and owner of the obeyed leadership, the number of gradients for a decision, and 1
+                to drop the present gradients.
 
         Returns:
             int64[3] of (session, step, step of the last decision or -1), and the workers of that decision.
         """
         spec = self.beside.spec
-        op = self._host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
+        op = self._add_host("claim", [request], [((3,), _INT64), _VECTOR], step=[spec.container, spec.name])
         return op.outputs[0], op.outputs[1]
 
     def gather(self, request: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Waits until there is something to decide on.
+        """Waits for news for a decision.
 
         Args:
-            request: int64[7]: epoch, owner, the session, the step that the chief knows, how many gradients of it, how
-                many changes of who is there, and after how many milliseconds to tell what there is.
+            request: int64[7]: epoch, owner, session, the chief's step, its number of gradients, its number of changes
+                of membership, and the milliseconds until a reply without news.
 
         Returns:
-            int64[3], the step, for how many milliseconds its first gradient has waited, and how many changes of who is
-            there there were; the workers whose gradients are there, in the order in which they came; the workers that
-            have been heard of since, or with ``elastic`` those who are there.
+            int64[3] of (step, milliseconds since its first gradient, number of changes of membership); the workers of
+            the present gradients, the first first; the workers with a sign of life since, or with ``elastic`` the
+            present workers.
         """
-        op = self._host("gather", [request], [((3,), _INT64), _VECTOR, _VECTOR])
+        op = self._add_host("gather", [request], [((3,), _INT64), _VECTOR, _VECTOR])
         return op.outputs[0], op.outputs[1], op.outputs[2]
 
     def commit(self, order: Tensor) -> Tensor:
-        """Applies the gradients that the chief has chosen.
+        """Applies the chief's choice of gradients.
 
         Args:
-            order: int64: epoch, owner, the session, how many gradients the chief wants for the next decision, the step,
-                then the chosen workers.
+            order: int64: epoch, owner, session, the number of gradients for the next decision, the step, and then the
+                chosen workers.
 
         Returns:
             int64 scalar, the step afterwards.
         """
-        return self._host("commit", [order], [((), _INT64)]).outputs[0]
+        return self._add_host("commit", [order], [((), _INT64)]).outputs[0]
 
     def counts(self) -> tuple[Tensor, ...]:
-        """Makes tensors that count gradients.
-
-        Four int64 scalars: aggregates applied, gradients in them, gradients dropped as stale, gradients repeated.
-        """
-        return self._host("counts", (), [((), _INT64)] * 4, stateful=False).outputs
+        """Makes four int64 scalars: applied aggregates, their gradients, stale gradients, repeated gradients."""
+        return self._add_host("counts", (), [((), _INT64)] * 4, stateful=False).outputs
 
     def status(self) -> Tensor:
-        """Makes a string tensor of the workers that the present step waits for.
+        """Makes a string tensor with the workers for whom the present step waits, or an empty text."""
+        return self._add_host("status", (), [((), np.dtype(object))], stateful=False).outputs[0]
 
-        Empty when the step waits for no worker.
-        """
-        return self._host("status", (), [((), np.dtype(object))], stateful=False).outputs[0]
-
-    def _host(
+    def _add_host(
         self,
         what: str,
         inputs: Sequence[Tensor],
@@ -187,14 +180,14 @@ class Quorum:
 def bounded_update(
     step: Variable, updates: Sequence[Operation], max_staleness: int, worker: int | None = None, name: str = "bounded"
 ) -> Operation:
-    """Updates with bounded staleness: they run at once; then a worker that is too far ahead waits for the slowest.
+    """Makes an update with bounded staleness. After its update a worker too far ahead waits for the slowest worker.
 
     Args:
-        step: the integer variable on the updates' device that one of them counts in.
-        updates: operations made by ``rt.update`` or ``Variable.assign_add``, all on one device.
-        max_staleness: how many steps a worker may be ahead of the slowest one that is connected.
-        worker: this worker's number; None tells workers apart by their sessions.
-        name: the same for all sessions.
+        step: The integer variable on the updates' device in which an update counts.
+        updates: Operations of ``rt.update`` or ``Variable.assign_add``, all on one device.
+        max_staleness: Number of steps that a worker may be ahead of the slowest connected worker.
+        worker: Number of this worker. With None each session is a worker.
+        name: Name of the bound, equal for all sessions.
 
     Returns:
         An operation with one output, the step after this worker's update.
@@ -204,10 +197,10 @@ def bounded_update(
     described = {"name": name, "container": "", "bound": int(max_staleness)}
     attrs = {"resource": described, "worker": worker, "dtype": step.dtype.name}
     outputs: list[tuple[Shape, DType]] = [((), step.dtype)]
-    return defer(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
+    return defer_updates(step, updates, "quorum/tick", attrs, (), outputs, name=f"{name}/update", returns_step=True)
 
 
-def defer(
+def defer_updates(
     first: Variable,
     updates: Sequence[Operation],
     kernel: str,
@@ -218,21 +211,22 @@ def defer(
     name: str,
     returns_step: bool = False,
 ) -> Operation:
-    """Makes one deferred update of several updates on one device; these are not run themselves.
+    """Makes one deferred update of several updates on one device. The given operations themselves do not run.
 
     Args:
-        first: a variable on the device; the kernel can read it.
+        first: a variable on the device, which the kernel can read.
         updates: the operations.
         kernel: registered name.
         attrs: the kernel's attributes.
         kernel_inputs: inputs of the kernel alone.
         outputs: (static shape, dtype) of the kernel's outputs.
         name: operation name.
-        returns_step: the first output is the value of ``first`` after the updates, which one of them writes.
+        returns_step: True if the first output is the value of ``first`` after the updates. An update must write
+            ``first`` then.
 
     Raises:
-        InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or none writes ``first``
-            although the kernel tells it.
+        InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or no update writes
+            ``first`` although the kernel returns the value.
     """
     ordered = sorted(set(updates), key=lambda op: op.id)
     for op in ordered:
@@ -246,7 +240,7 @@ def defer(
     inputs = list(dict.fromkeys(t for op in ordered for t in op.inputs if not _is_literal(t)))
     before = [c for op in ordered for c in op.control_inputs if c not in ordered]
     body = Deferred(
-        specs, _together(ordered, specs, inputs), False, kernel, dict(attrs), len(kernel_inputs), returns_step
+        specs, _join_updates(ordered, specs, inputs), False, kernel, dict(attrs), len(kernel_inputs), returns_step
     )
     with first.graph.control_dependencies(None):
         return first.graph.add_operation(
@@ -264,13 +258,13 @@ def _is_literal(tensor: Tensor) -> bool:
     return isinstance(tensor.op.body, Constant) and tensor.dtype != object
 
 
-def _together(ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]) -> ArrayFn:
+def _join_updates(ordered: Sequence[Operation], specs: Sequence[VariableSpec], inputs: Sequence[Tensor]) -> ArrayFn:
     """Makes one function of several updates.
 
-    Each is traced by itself, because one 64-bit counter must not widen the others.
+    Each update is traced by itself, because a 64-bit counter must not widen other updates.
     """
 
-    def run(*arrays: jax.Array) -> tuple[AnyArray, ...]:
+    def run_updates(*arrays: jax.Array) -> tuple[AnyArray, ...]:
         now = dict(zip(specs, arrays[: len(specs)], strict=True))
         values = dict(zip(inputs, arrays[len(specs) :], strict=True))
         for op in ordered:
@@ -285,4 +279,4 @@ def _together(ordered: Sequence[Operation], specs: Sequence[VariableSpec], input
             now.update(zip(body.variables, jax.extend.core.jaxpr_as_fun(jaxpr)(*given), strict=False))
         return tuple(now[v] for v in specs)
 
-    return run
+    return run_updates

@@ -1,4 +1,7 @@
-"""Graph, Operation and Tensor: the description of a computation, built on the client without touching a network."""
+"""Graph, Operation and Tensor: the description of a computation, built on the client without a network.
+
+A session plans a step from a graph (``runtime/plan``). Nothing here runs a step or knows a task.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +31,25 @@ _VALID_NAME = re.compile(r"^[A-Za-z0-9.][A-Za-z0-9_.\\/\-]*$")
 
 
 FeedDict: TypeAlias = Mapping[Any, object]
-"""The values of a step's feeds, by tensor, variable or name; Any, as a mapping's keys are all of one type."""
+"""The values of a step's feeds, by tensor, variable or name. A mapping has keys of one type, so the type is Any."""
 
 
 class SessionLike(Protocol):
     """A session: an object that runs the steps of a graph.
 
-    A ``Session`` is one. So are the sessions of ``harness`` that recover lost tasks or call hooks, which wrap one.
+    A ``Session`` is such an object. The sessions of ``harness`` that recover lost tasks or call hooks wrap a session.
     """
 
     @property
     def graph(self) -> Graph:
-        """The graph whose steps the session runs."""
+        """The graph of the steps."""
 
     def run(self, fetches: object, feed_dict: FeedDict | None = None, *arguments: Any, **options: Any) -> Any:
-        """Runs one step and returns the values of ``fetches``; further arguments are those of ``Session.run``."""
+        """Runs one step and returns the values of ``fetches``. Further arguments are those of ``Session.run``."""
 
 
 AnySession = TypeVar("AnySession", bound=SessionLike)
-"""A session of one type, which a function returns as it has received it."""
+"""The type of a session that a function receives and returns."""
 
 
 class GraphKeys:
@@ -69,12 +72,12 @@ class GraphKeys:
 
 
 class Tensor(Operators["Tensor"]):
-    """One output of an operation: a value that exists only while a step runs.
+    """One output of an operation: a value that exists only in a running step.
 
     Attributes:
-        op: the operation that makes the tensor.
+        op: the operation of the output.
         index: number among the operation's outputs.
-        shape: static shape, ``None`` for a dimension (or as a whole) known only when the step runs.
+        shape: static shape; ``None`` for a dimension (or a whole shape) without a static size.
         dtype: numpy dtype; ``object`` stands for strings.
     """
 
@@ -90,22 +93,22 @@ class Tensor(Operators["Tensor"]):
 
     @property
     def name(self) -> str:
-        """``operation:index``, the name that fetches and feeds by string use."""
+        """``operation:index``, the name for fetches and feeds by string."""
         return f"{self.op.name}:{self.index}"
 
     @property
     def graph(self) -> Graph:
-        """The graph that the tensor belongs to."""
+        """The graph of the tensor."""
         return self.op.graph
 
     @property
     def device(self) -> str:
-        """The device that was asked for, merged from the scopes, or ``""``."""
+        """The requested device, merged from the scopes, or ``""``."""
         return self.op.device
 
     @property
     def ndim(self) -> int | None:
-        """Number of dimensions, None when unknown."""
+        """Number of dimensions, or None."""
         return None if self.shape is None else len(self.shape)
 
     def __repr__(self) -> str:
@@ -139,11 +142,11 @@ class Operation:
         name: unique in its graph.
         type: the kind of operation ("Placeholder", "Variable", "Assign", "matmul" ...), which device functions see.
         body: the work of the operation (see ``runtime.graph.op_kinds``).
-        inputs: the tensors that the operation takes.
-        control_inputs: operations that must run before.
+        inputs: the input tensors.
+        control_inputs: the operations that must run before.
         device: the requested device, merged from the scopes. The planner chooses the device that runs the operation.
         wide: True if JAX was in 64-bit mode when the operation was made. The function is then traced in that mode.
-        outputs: the tensors that the operation makes.
+        outputs: the output tensors.
     """
 
     __slots__ = (
@@ -200,7 +203,7 @@ class Operation:
 
 @runtime_checkable
 class StandsForElement(Protocol):
-    """An object that stands for a tensor or operation of a graph, as a variable does for its value."""
+    """An object that stands for a tensor or operation of a graph, such as a variable for its value."""
 
     def _as_graph_element(self) -> Tensor | Operation: ...
 
@@ -220,7 +223,15 @@ class _ThreadScopes(concurrency.local):
 
 
 class Graph:
-    """A set of operations with unique names, collections and a seed. Building it is thread safe."""
+    """A set of operations with unique names, collections and a seed. Any thread may add operations.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default() as graph:
+        ...     x = rt.constant(1.0, name="x")
+        >>> graph.get_tensor_by_name("x:0") is x
+        True
+    """
 
     def __init__(self) -> None:
         self._lock = concurrency.RLock()
@@ -232,7 +243,7 @@ class Graph:
         self.finalized = False
         """True after ``finalize``."""
         self.seed: int | None = None
-        """Graph-level random seed; with it every run of the program draws the same numbers."""
+        """Graph-level random seed. With a seed, every run of the program draws the same numbers."""
 
     # -- what a subclass may add to ----------------------------------------------------------------------------
 
@@ -252,9 +263,10 @@ class Graph:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Makes this the graph to which new operations of this thread are added, unless their inputs say otherwise.
+        """Makes this graph the default for new operations of this thread.
 
-        Scopes (devices, names, control dependencies) belong to the graph in which they were opened.
+        An operation with inputs belongs to the graph of its inputs. Scopes (devices, names, control dependencies)
+        belong to the graph of their block.
         """
         graphs, outer = _defaults.graphs, get_default_graph()._scopes
         left = outer.devices
@@ -270,17 +282,17 @@ class Graph:
 
     @staticmethod
     def of(*inputs: object) -> Graph:
-        """Returns the graph of the inputs of an operation, or the default graph if they have none.
+        """Returns the graph of the inputs of an operation, or the default graph.
 
         Args:
-            *inputs: tensors, operations, variables and what belongs to a graph; anything else does not count.
+            *inputs: Tensors, operations, variables and other elements of a graph. All other values do not count.
 
         Raises:
-            ValueError: two of them are of different graphs; names both.
+            ValueError: Two inputs are of different graphs. The message names both graphs.
         """
         first = None
         for item in inputs:
-            element = _element(item)
+            element = _find_element(item)
             if element is None:
                 continue
             if first is None:
@@ -294,7 +306,7 @@ class Graph:
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
-        """Prefixes the names of operations made inside with ``name/``; ``None`` or ``""`` goes back to the top."""
+        """Prefixes the names of operations of the block with ``name/``. ``None`` or ``""`` is the top."""
         scopes = self._scopes
         old = scopes.name
         if not name:
@@ -311,7 +323,7 @@ class Graph:
 
     @contextlib.contextmanager
     def control_dependencies(self, before: Iterable[object] | None) -> Iterator[None]:
-        """Operations made inside run after all of ``before``; ``None`` clears the outer dependencies."""
+        """Makes the operations of the block run after all of ``before``. ``None`` clears the outer dependencies."""
         scopes = self._scopes
         old = scopes.control
         scopes.control = () if before is None else (*old, *map(self.as_operation, before))
@@ -322,14 +334,11 @@ class Graph:
 
     @property
     def under_control(self) -> tuple[Operation, ...]:
-        """Returns the operations of this thread's open ``control_dependencies``.
-
-        An operation made now runs after them.
-        """
+        """Returns the operations of this thread's open ``control_dependencies``."""
         return self._scopes.control
 
     def device(self, spec: str | DeviceSpec | DeviceFunction | None) -> contextlib.AbstractContextManager[None]:
-        """Same as ``runtime.device``, for code that holds a graph."""
+        """Does the same as ``runtime.device``."""
         return device(spec)
 
     def get_name_scope(self) -> str:
@@ -339,7 +348,12 @@ class Graph:
     # -- names -------------------------------------------------------------------------------------------------
 
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
-        """Gives ``name`` within the current scope, with ``_1``, ``_2`` ... appended when it is taken."""
+        """Returns ``name`` within the current scope. A used name ends with ``_1``, ``_2`` ...
+
+        Args:
+            name: Wanted name.
+            mark_as_used: False to leave the name free.
+        """
         full = self._scopes.name + name
         with self._lock:
             # As in TF1: names that differ only in case would clash as files and in TensorBoard.
@@ -368,22 +382,22 @@ class Graph:
         colocate_with: Operation | None = None,
         wide: bool = False,
     ) -> Operation:
-        """Adds one operation; the building block under every function that makes tensors.
+        """Adds one operation. Every function that makes tensors calls this method.
 
         Args:
-            type: what a reader calls it.
-            body: what it does.
-            inputs: tensors of this graph.
+            type: The kind of operation, for readers and device functions.
+            body: The work of the operation.
+            inputs: Tensors of this graph.
             outputs: (static shape, dtype) of each output.
-            name: wanted name, made unique; defaults to ``type``. With a slash at its end, the name itself, which
-                ``unique_name`` has given.
-            control_inputs: operations to run before it, besides those of the enclosing scopes.
-            colocate_with: take this operation's device instead of the scopes' device.
-            wide: trace its function in JAX's 64-bit mode; so it is in any case when that is on now.
+            name: Wanted name, made unique; ``type`` by default. A slash at its end marks a result of ``unique_name``,
+                which stays as it is.
+            control_inputs: Operations to run before, besides those of the enclosing scopes.
+            colocate_with: The operation whose device the new operation takes, in place of the scopes' device.
+            wide: True to trace the function in JAX's 64-bit mode, as also within that mode.
 
         Raises:
-            RuntimeError: the graph is finalized.
-            ValueError: the name is not valid, or an input belongs to another graph.
+            RuntimeError: The graph is finalized.
+            ValueError: The name is not valid, or an input belongs to another graph.
         """
         Graph.of(*inputs)
         for tensor in inputs:
@@ -413,36 +427,36 @@ class Graph:
             return op
 
     def _requested_device(self, op: OpInfo) -> str:
-        """Returns the device that the scopes of this graph ask for."""
+        """Returns the device that the scopes of this graph request."""
         if get_default_graph() is self:
             return current_device(op)
         with within_device_scopes(self._scopes.devices):
             return current_device(op)
 
     def finalize(self) -> None:
-        """Makes the graph read only: a step loop that adds operations by mistake fails instead of slowing down."""
+        """Makes the graph read only. A step loop that adds operations by mistake then fails, and does not slow down."""
         self.finalized = True
 
     def unsafe_unfinalize(self) -> None:
-        """Opens a finalized graph again (a monitored session does so when it closes)."""
+        """Opens a finalized graph again, as a monitored session does at its end."""
         self.finalized = False
 
     # -- looking up --------------------------------------------------------------------------------------------
 
     def get_operations(self) -> list[Operation]:
-        """Returns all operations in the order in which they were made."""
+        """Returns all operations, the oldest first."""
         with self._lock:
             return list(self._operations)
 
     def get_operation_by_name(self, name: str) -> Operation:
-        """Returns the operation called ``name``. Raises KeyError if there is none."""
+        """Returns the operation called ``name``. Raises KeyError without such an operation."""
         try:
             return self._by_name[name]
         except KeyError:
             raise KeyError(f"the graph has no operation {name!r}") from None
 
     def get_tensor_by_name(self, name: str) -> Tensor:
-        """Returns the tensor called ``operation:index``. Raises KeyError if there is none."""
+        """Returns the tensor called ``operation:index``. Raises KeyError without such a tensor."""
         op_name, _, index = name.rpartition(":")
         if not op_name or not index.isdigit():
             raise ValueError(f"{name!r} is not a tensor name: it needs the form 'operation:index'")
@@ -452,20 +466,18 @@ class Graph:
         return op.outputs[int(index)]
 
     def as_graph_element(self, item: object) -> Tensor | Operation:
-        """Returns the tensor or operation that ``item`` names, is, or wraps.
-
-        A variable stands for its value.
+        """Returns the tensor or operation of a name or an element. A variable stands for its value.
 
         Raises:
-            ValueError: it belongs to another graph, or no such name is there.
-            TypeError: it is nothing that a graph holds.
+            ValueError: The element belongs to another graph, or the graph has no such name.
+            TypeError: ``item`` is neither a name nor an element.
         """
         if isinstance(item, str):
             try:
                 return self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
             except KeyError as error:
                 raise ValueError(str(error.args[0])) from None
-        element = _element(item)
+        element = _find_element(item)
         if element is None:
             raise TypeError(
                 f"{item!r} has invalid type {type(item).__name__}: not a tensor, operation, variable or name"
@@ -475,7 +487,7 @@ class Graph:
         return element
 
     def as_operation(self, item: object) -> Operation:
-        """Returns the operation that ``as_graph_element`` finds, or that makes the tensor it finds."""
+        """Returns the operation of a name or an element, like ``as_graph_element``."""
         element = self.as_graph_element(item)
         return element.op if isinstance(element, Tensor) else element
 
@@ -487,7 +499,7 @@ class Graph:
             self._collections.setdefault(key, []).append(value)
 
     def get_collection(self, key: str, scope: str | None = None) -> list[Any]:
-        """Copies the collection; with ``scope``, only the items whose name begins with it."""
+        """Copies the collection. With ``scope`` the copy has only items whose name begins with ``scope``."""
         with self._lock:
             items = list(self._collections.get(key, ()))
         if scope is None:
@@ -496,12 +508,12 @@ class Graph:
         return [item for item in items if hasattr(item, "name") and pattern.match(item.name)]
 
     def get_collection_ref(self, key: str) -> list[Any]:
-        """Returns the collection itself: a change to the list changes the collection."""
+        """Returns the collection, not a copy. A change to the list changes the collection."""
         with self._lock:
             return self._collections.setdefault(key, [])
 
     def get_all_collection_keys(self) -> list[str]:
-        """Returns the keys of the collections that are not empty."""
+        """Returns the keys of all collections with items."""
         with self._lock:
             return [key for key, items in self._collections.items() if items]
 
@@ -511,7 +523,12 @@ class Graph:
 
 
 def reachable(starts: Iterable[Operation], before: Callable[[Operation], Iterable[Operation]]) -> set[Operation]:
-    """Returns the operations from which ``starts`` are reached, ``starts`` among them; ``before`` is one step back."""
+    """Returns ``starts`` and all operations behind.
+
+    Args:
+        starts: Operations.
+        before: The function that returns the operations directly behind an operation.
+    """
     seen: set[Operation] = set()
     stack = list(starts)
     while stack:
@@ -521,8 +538,8 @@ def reachable(starts: Iterable[Operation], before: Callable[[Operation], Iterabl
     return seen
 
 
-def _element(item: object) -> Tensor | Operation | None:
-    """Returns the tensor or operation that an object is, or stands for; None for anything else."""
+def _find_element(item: object) -> Tensor | Operation | None:
+    """Returns the tensor or operation of an object, or None."""
     if isinstance(item, Tensor | Operation):
         return item
     return item._as_graph_element() if isinstance(item, StandsForElement) else None
@@ -548,12 +565,12 @@ _process_graph = Graph()
 
 
 def _find_last(stack: Sequence[object], item: object) -> int:
-    """Finds the place where ``item`` was pushed last; the end if it is not in the list."""
+    """Finds the last place of ``item`` in a list; the end of the list without the item."""
     return next((i for i in reversed(range(len(stack))) if stack[i] is item), len(stack))
 
 
 def get_default_graph() -> Graph:
-    """Returns the graph that new operations of this thread are added to."""
+    """Returns the graph for new operations of this thread."""
     return _defaults.graphs[-1] if _defaults.graphs else _process_graph
 
 
@@ -561,7 +578,7 @@ def reset_default_graph() -> None:
     """Replaces the process-wide default graph with an empty one.
 
     Raises:
-        RuntimeError: a graph is being used by ``as_default`` in this thread.
+        RuntimeError: this thread is within a block of ``as_default``.
     """
     global _process_graph
     if _defaults.graphs:
@@ -580,10 +597,7 @@ def set_default_graph_type(graph_type: type[Graph]) -> None:
 
 
 def default_session_stack() -> list[SessionLike]:
-    """Returns the stack of default sessions of this thread.
-
-    ``runtime/session/session.py`` pushes to it.
-    """
+    """Returns the default sessions of this thread, the present session last."""
     return _defaults.sessions
 
 
@@ -593,17 +607,17 @@ def push_default_session(session: SessionLike) -> None:
 
 
 def pop_default_session(session: SessionLike) -> None:
-    """Takes back the last ``push_default_session`` of this session, if this thread made one."""
+    """Takes back the last ``push_default_session`` of this session in this thread."""
     place = _find_last(_defaults.sessions, session)
     del _defaults.sessions[place : place + 1]
 
 
 @contextlib.contextmanager
 def default_session(session: AnySession) -> Iterator[AnySession]:
-    """Makes a session the default one of this thread for a ``with`` block; the end of the block closes nothing.
+    """Makes a session the default of this thread for a ``with`` block. The end of the block closes nothing.
 
     Args:
-        session: The session, which is also the value of the block.
+        session: The session, also the value of the block.
     """
     push_default_session(session)
     try:
@@ -613,7 +627,7 @@ def default_session(session: AnySession) -> Iterator[AnySession]:
 
 
 def get_default_session() -> SessionLike | None:
-    """Returns the session that ``eval`` and ``run`` of this thread use, or None."""
+    """Returns the default session of ``eval`` and ``run`` in this thread, or None."""
     return _defaults.sessions[-1] if _defaults.sessions else None
 
 
@@ -625,24 +639,34 @@ def _session_or_default(session: SessionLike | None, what: str) -> SessionLike:
 
 
 def name_scope(name: str | None) -> contextlib.AbstractContextManager[str]:
-    """``Graph.name_scope`` of the default graph."""
+    """Opens ``Graph.name_scope`` of the default graph."""
     return get_default_graph().name_scope(name)
 
 
 def control_dependencies(before: Iterable[object] | None) -> contextlib.AbstractContextManager[None]:
-    """``Graph.control_dependencies`` of the default graph."""
+    """Opens ``Graph.control_dependencies`` of the default graph."""
     return get_default_graph().control_dependencies(before)
 
 
 def no_op(name: str | None = None) -> Operation:
-    """Makes an operation that does nothing, for control dependencies."""
+    """Makes an operation without effect, for control dependencies."""
     return get_default_graph().add_operation("NoOp", Nothing(), name=name)
 
 
 def group(*items: object, name: str | None = None) -> Operation:
-    """Makes an operation that is done when all ``items`` are.
+    """Makes an operation that runs after all ``items``.
 
-    The items are operations, tensors, variables and nested lists of them.
+    Args:
+        *items: Operations, tensors, variables, and nested lists of these.
+        name: Operation name.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     a, b = rt.Variable(1.0), rt.Variable(2.0)
+        ...     session.run(rt.group(a.initializer, b.initializer, name="init"))
+        ...     print(session.run(a + b))
+        3.0
     """
     flat: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Host calls: operations that are one of the task's own kernels instead of a computation."""
+"""Host calls: operations that run a kernel of the task in place of a computation."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def host_call(
     stateful: bool = False,
     resource: str = "",
 ) -> Operation:
-    """Adds an operation that calls one of the task's registered kernels by name. No code crosses the wire.
+    """Adds an operation that calls a registered kernel of the task by name. No code crosses the wire.
 
     Args:
-        kernel: the registered name, such as "summary/scalar".
-        inputs: tensors, or what tensors are made of.
+        kernel: The registered name, such as "summary/scalar".
+        inputs: Tensors, variables, arrays or numbers.
         outputs: (static shape, dtype) of each output; ``object`` stands for strings.
         attrs: JSON-compatible attributes of the call.
-        name: operation name; by default the last part of the kernel's.
-        type: what a reader of the graph calls it; by default the kernel's name.
-        stateful: runs for its effect.
-        resource: name of the store resource it works on; such an operation lives with the variables.
+        name: Operation name; by default the last part of the kernel's name.
+        type: Type of the operation; by default the last part of the kernel's name.
+        stateful: True if the operation runs for its effect.
+        resource: Name of the store resource of the call. The operation then lives with the variables.
     """
     with Graph.of(*inputs).as_default() as graph:
         tensors: list[Tensor] = [as_tensor(i) for i in inputs]

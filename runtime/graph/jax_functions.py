@@ -17,7 +17,12 @@ from runtime.graph.random import random_key
 
 
 def lift(fn: Callable[..., object], name: str | None = None) -> Callable[..., Any]:
-    """Gives ``fn`` for tensors: calling the result adds one operation to the graph. ``name=`` names the operation."""
+    """Returns ``fn`` for tensors. A call of the result adds one operation to the graph, named by ``name=``.
+
+    Args:
+        fn: A JAX function.
+        name: Name of the operations; the function's own name by default.
+    """
     label = name or fn.__name__
 
     @functools.wraps(fn)
@@ -28,7 +33,7 @@ def lift(fn: Callable[..., object], name: str | None = None) -> Callable[..., An
 
 
 class _LiftedModule(types.ModuleType):
-    """A module whose functions are those of ``source``, lifted; its constants and dtypes are passed through."""
+    """A module with the lifted functions of ``source``, and with its constants and dtypes."""
 
     def __init__(
         self,
@@ -61,11 +66,12 @@ class _LiftedModule(types.ModuleType):
 
 
 def _is_dtype(value: object) -> bool:
-    return isinstance(getattr(value, "dtype", None), np.dtype)  # jnp.float32 and the like are callable
+    # Dtypes such as jnp.float32 are callable, and are no functions.
+    return isinstance(getattr(value, "dtype", None), np.dtype)
 
 
 def _lift_random(fn: Callable[..., object]) -> Callable[..., object]:
-    """Lifts a sampler of jax.random: the key is optional and fresh in every step when it is not given."""
+    """Lifts a sampler of jax.random. Without a key the sampler draws with a new key in every step."""
     if fn.__name__ in ("key", "PRNGKey", "wrap_key_data", "key_data", "split", "fold_in", "clone", "key_impl"):
         return lift(fn)
 

@@ -1,4 +1,4 @@
-"""A tensor where JAX wants an array: a common mistake of users of JAX. The error says the cure."""
+"""Misuse: a tensor where JAX expects an array, a common mistake of users of JAX. The error says the cure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _traced: ContextVar[str] = ContextVar("the function of rt.call that JAX traces",
 
 
 class TensorInsideError(InvalidArgumentError):
-    """A function of ``rt.call`` uses a tensor that is none of its arguments."""
+    """The use of a tensor inside a function of ``rt.call`` that is not among the arguments."""
 
 
 @contextlib.contextmanager
 def traced(what: str) -> Iterator[None]:
-    """Marks a function that was given to ``rt.call`` as being traced while the block runs.
+    """Marks a block in which JAX traces a function of ``rt.call``.
 
-    ``what`` names the operation.
+    Args:
+        what: name of the operation.
     """
     token = _traced.set(what)
     try:
@@ -30,36 +31,40 @@ def traced(what: str) -> Iterator[None]:
 
 
 def check_not_traced(name: str) -> None:
-    """Raises TensorInsideError when tensor ``name`` is used by a function that is traced just now."""
+    """Raises TensorInsideError if the use of tensor ``name`` is inside a traced function."""
     if what := _traced.get():
         raise TensorInsideError(
             f"{name!r} is used by the function of {what!r} but is none of its arguments, so it has no value there: "
-            f"pass it as one, rt.call(f, ..., {_variable(name)})"
+            f"pass it as one, rt.call(f, ..., {_suggest_variable(name)})"
         )
 
 
-def cure(name: str) -> str:
-    """Returns the text that says how to use tensor ``name`` with a JAX function or a method of arrays."""
+def describe_cure(name: str) -> str:
+    """Returns the advice for tensor ``name`` with a JAX function or a method of arrays."""
     return (
         f"{name!r} is a tensor of a graph, which has a value only while a step runs; a JAX function is applied to it "
-        f"with rt.call(f, {_variable(name)}), those of jax.numpy are in rt.numpy, and gradients come from rt.gradients"
+        f"with rt.call(f, {_suggest_variable(name)}), those of jax.numpy are in rt.numpy, and gradients come from "
+        "rt.gradients"
     )
 
 
-def _variable(name: str) -> str:
+def _suggest_variable(name: str) -> str:
     return name.rpartition(":")[0].rpartition("/")[2] or "x"
 
 
 def explain_to_jax(kind: type) -> None:
-    """Makes JAX show the cure when one of its functions is given a ``kind``, which has a ``name``.
+    """Makes JAX functions refuse values of a type, with the cure in the error.
 
-    JAX looks up what it takes by type, in a table that no public module has; without it the error is JAX's own.
+    JAX looks types up in a table without a public name. Without the table the error is JAX's own.
+
+    Args:
+        kind: a type whose values have a ``name``.
     """
 
     def refuse(tensor: object) -> object:
         name = str(getattr(tensor, "name", "x"))
         check_not_traced(name)
-        raise InvalidArgumentError(cure(name))
+        raise InvalidArgumentError(describe_cure(name))
 
     with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module("jax._src.core").pytype_aval_mappings[kind] = refuse

@@ -1,8 +1,8 @@
 """The bodies of operations: a small closed set of frozen values, one for each kind that the planner knows.
 
-The client describes, the planner lowers, the task obeys. A pure body holds a JAX function and is compiled into the
-XLA program of its stage; a host body names one of the task's own kernels with plain-data attributes, because no code
-crosses the wire; a Python call stays in the client's process.
+The client describes, the planner lowers, the task obeys. A pure body holds a JAX function, which becomes a part of the
+XLA program of its stage. A host body names a kernel of the task, with plain-data attributes, because no code crosses
+the wire. A Python call stays in the client's process.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 from runtime.tensor_spec import AnyArray, Array, DType
 
 Shape = tuple[int | None, ...]
-"""A static shape; ``None`` is a dimension known only when the step runs. ``None`` itself is an unknown rank."""
+"""A static shape. A dimension ``None`` is known only in a step. ``None`` as a whole is an unknown rank."""
 
 ArrayFn = Callable[..., tuple[AnyArray, ...]]
 """A traceable JAX function from flat arrays to a tuple of arrays."""
 
 Attrs = Mapping[str, Any]
-"""The attributes of a host kernel, by name: what JSON can say."""
+"""The attributes of a host kernel, by name: JSON values."""
 
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """The identity of a variable, by which a task finds, checks or creates the variable.
+    """The identity of a variable, for a task to find, check or create the variable.
 
     Attributes:
         name: name in its container, the same for every session of the cluster.
         shape: static shape.
         dtype: numpy dtype; ``object`` for strings.
-        container: the named container of the store that holds it, ``""`` is the default one.
-        local: True when it lives on the session's own task instead of a shared one (TF1's local variables).
+        container: the variable's named container of the store; ``""`` is the default container.
+        local: True for a variable on the session's own task, not on a shared task (TF1's local variables).
     """
 
     name: str
@@ -44,10 +44,10 @@ class VariableSpec:
 
 @dataclass(frozen=True)
 class Feed:
-    """A placeholder: its value comes with the step.
+    """A placeholder, whose value comes with the step.
 
     Attributes:
-        casting: numpy's word for what may be done to a value of another dtype: "same_value" or "unsafe".
+        casting: numpy's word for the treatment of a value of another dtype: "same_value" or "unsafe".
     """
 
     casting: str = "same_value"
@@ -62,7 +62,7 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Pure:
-    """A pure JAX function of the operation's inputs, giving one array for each output."""
+    """A pure JAX function from the operation's inputs to one array for each output."""
 
     fn: ArrayFn
 
@@ -72,8 +72,7 @@ class RandomKey(Pure):
     """A random key of its own in every step.
 
     Attributes:
-        make: ``make(seeds, step id)`` gives the key's words, as does ``fn(step id)``; one function for all keys that
-            are made alike.
+        make: ``make(seeds, step id)`` returns the key's words, as does ``fn(step id)``. Alike keys have one ``make``.
         seeds: numbers of 32 bits that distinguish this key from other keys.
     """
 
@@ -92,8 +91,8 @@ class Read:
 class Update:
     """An atomic read-modify-write of variables of one task.
 
-    ``fn(*old values, *inputs)`` gives ``(*new values, *outputs)``; with ``overwrites`` it is called with the inputs
-    alone and the variables need not be initialised.
+    ``fn(*old values, *inputs)`` returns ``(*new values, *outputs)``. With ``overwrites`` the function takes the inputs
+    alone, and the variables need no values before.
     """
 
     variables: tuple[VariableSpec, ...]
@@ -103,16 +102,16 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Deferred(Update):
-    """A deferred update: a kernel of the task decides when it runs, and with which inputs.
+    """A deferred update. A kernel of the task decides when the update runs, and with which inputs.
 
-    The kernel gets all inputs of the operation. Those behind the kernel's own are the inputs of the update. The
-    operation's outputs are the kernel's.
+    The kernel receives all inputs of the operation. The inputs behind the kernel's own are the inputs of the update.
+    The outputs of the operation are the outputs of the kernel.
 
     Attributes:
         kernel: the registered name.
         attrs: JSON-compatible attributes.
-        kernel_inputs: how many of the operation's inputs, at the front, are the kernel's alone.
-        returns_step: the first output is the value of the first variable after the update.
+        kernel_inputs: number of inputs, at the front, for the kernel alone.
+        returns_step: True if the first output is the value of the first variable after the update.
     """
 
     kernel: str = ""
@@ -128,18 +127,18 @@ class StepId:
 
 @dataclass(frozen=True)
 class Nothing:
-    """A point in the order of control, with no value: ``no_op`` and ``group``. The planner dissolves it."""
+    """A point in the order of control, without a value: ``no_op`` and ``group``. The planner dissolves the point."""
 
 
 @dataclass(frozen=True, eq=False)
 class Host:
-    """One of the task's own kernels (runtime/task/host_kernels.py), called by name with plain-data attributes.
+    """A kernel of the task (runtime/task/host_kernels.py), called by name with plain-data attributes.
 
     Attributes:
         kernel: the registered name.
         attrs: JSON-compatible attributes.
-        stateful: runs for its effect; never merged or dropped while something needs it.
-        resource: name of the store resource it works on, or ``""``.
+        stateful: True if the kernel runs for its effect.
+        resource: name of the kernel's store resource, or ``""``.
     """
 
     kernel: str
@@ -150,19 +149,19 @@ class Host:
 
 @dataclass(frozen=True, eq=False)
 class PythonCall:
-    """A Python function of the client's process, which a session calls between the parts of a step.
+    """A Python function of the client's process, called between the parts of a step.
 
     The call never reaches a task: the planner receives its results as feeds (``runtime/plan/substeps.py``).
 
     Attributes:
-        function: ``function(session, arrays)`` gives a value for each output; ``session`` is what runs the step.
+        function: ``function(session, arrays)`` returns a value for each output. ``session`` runs the step.
     """
 
     function: Callable[[Any, Sequence[Array]], Sequence[object]]
 
 
 EMBED_BYTES = 1024
-"""Arrays up to this size are literals of the compiled program; larger ones are constants that travel with the step."""
+"""Bytes of the largest array that is a literal of a program. A larger constant travels with the step."""
 WAITING = frozenset(
     {
         "accumulator/take_grad",
@@ -176,14 +175,14 @@ WAITING = frozenset(
         "wait_initialized",
     }
 )
-"""The kernels that may wait: for another step, or for another stage of their own step."""
+"""The kernels that may wait, for another step or for another stage of their own step."""
 
 
 WHEN = "when/"
-"""Before the name of a kernel: its first input, a bool scalar, tells whether it is called at all.
+"""The prefix of a kernel under a condition: the first input, a bool scalar.
 
-Its attributes are "value" (which of the two it must be), "attrs" (those of the kernel) and "outputs" ([shape, dtype] of
-each: zeros when it is not called).
+The attributes are "value" (the value of the input for a call), "attrs" (the attributes of the kernel) and "outputs"
+([shape, dtype] of each output, which is zeros without a call).
 """
 
 
@@ -193,18 +192,12 @@ def kernel_may_wait(kernel: str) -> bool:
 
 
 def may_wait(body: Body) -> bool:
-    """Returns True if an operation may wait for other operations.
-
-    Such an operation is a stage of its own.
-    """
+    """Returns True if an operation may wait for other operations. The planner gives the operation its own stage."""
     return isinstance(body, Host | Deferred) and kernel_may_wait(body.kernel)
 
 
 def runs_on_host(body: Body) -> bool:
-    """Returns True if a host kernel runs the operation, and not XLA.
-
-    Host calls do, and reads of string variables.
-    """
+    """Returns True for an operation of a host kernel, not of XLA: host calls, and reads of string variables."""
     return isinstance(body, Host) or isinstance(body, Read) and body.variable.dtype.hasobject
 
 

@@ -1,4 +1,4 @@
-"""Operators and indexing on tensors and variables, each one operation of the graph."""
+"""Operators and indexing on tensors and variables. Each use adds one operation to the graph."""
 
 from __future__ import annotations
 
@@ -23,38 +23,40 @@ _Made = TypeVar("_Made")
 
 
 def make_operations_with(call: Callable[..., Any]) -> None:
-    """Sets the function that adds an operation to the graph: ``ops.call``, whose module imports this one."""
+    """Sets the function for new operations to ``ops.call``. The module of ``call`` imports this module."""
     global _call
     _call = call
 
 
 class _Binary:
-    """An operator of two operands: a method of tensors, which takes the other operand."""
+    """An operator of two operands: a method of tensors with the second operand as argument."""
 
     def __init__(self, name: str, fn: Callable[..., object], reflected: bool = False) -> None:
         self._name, self._fn, self._reflected = name, fn, reflected
 
     def __get__(self, tensor: Operators[_Made] | None, owner: type) -> Callable[..., _Made]:
-        if tensor is None:  # of the class, for functools.reduce: both operands are arguments
+        # The class attribute takes both operands, as functools.reduce needs.
+        if tensor is None:
             return lambda tensor, other: self.__get__(tensor, owner)(other)
 
         def apply(other: TensorLike) -> _Made:
-            operands = (tensor, _literal(tensor, other))
+            operands = (tensor, _convert_literal(tensor, other))
             made: _Made = _apply(self._name, self._fn, *(operands[::-1] if self._reflected else operands))
             return made
 
         return apply
 
 
-def _both_ways(name: str, fn: Callable[..., object]) -> tuple[_Binary, _Binary]:
+def _make_pair(name: str, fn: Callable[..., object]) -> tuple[_Binary, _Binary]:
     return _Binary(name, fn), _Binary(name, fn, reflected=True)
 
 
 class Operators(Generic[Result]):
-    """Python's operators on the values of tensors and variables, which give ``Result``s."""
+    """Python's operators on the values of tensors and variables, with results of type ``Result``."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # so that numpy leaves `array * tensor` to us
+    # With these, numpy leaves `array * tensor` to the operators here.
+    __array_ufunc__ = None
     __array_priority__ = 100
 
     def __init_subclass__(cls, **options: object) -> None:
@@ -68,12 +70,12 @@ class Operators(Generic[Result]):
 
     @property
     def shape(self) -> Shape | None:
-        """Its static shape."""
+        """The static shape of the tensor."""
         raise NotImplementedError
 
     @property
     def dtype(self) -> DType:
-        """Its dtype."""
+        """The dtype of the tensor."""
         raise NotImplementedError
 
     @property
@@ -87,35 +89,35 @@ class Operators(Generic[Result]):
         if not hasattr(jax.Array, name):
             return self.graph.extra_attribute(self, name)
         misuse.check_not_traced(self.name)
-        raise AttributeError(f"no method {name!r} here: {misuse.cure(self.name)}")
+        raise AttributeError(f"no method {name!r} here: {misuse.describe_cure(self.name)}")
 
-    __add__, __radd__ = _both_ways("add", operator.add)
-    __sub__, __rsub__ = _both_ways("sub", operator.sub)
-    __mul__, __rmul__ = _both_ways("mul", operator.mul)
-    __truediv__, __rtruediv__ = _both_ways("truediv", operator.truediv)
-    __floordiv__, __rfloordiv__ = _both_ways("floordiv", operator.floordiv)
-    __mod__, __rmod__ = _both_ways("mod", operator.mod)
-    __pow__, __rpow__ = _both_ways("pow", operator.pow)
-    __matmul__, __rmatmul__ = _both_ways("matmul", operator.matmul)
-    __and__, __rand__ = _both_ways("and", operator.and_)
-    __or__, __ror__ = _both_ways("or", operator.or_)
-    __xor__, __rxor__ = _both_ways("xor", operator.xor)
+    __add__, __radd__ = _make_pair("add", operator.add)
+    __sub__, __rsub__ = _make_pair("sub", operator.sub)
+    __mul__, __rmul__ = _make_pair("mul", operator.mul)
+    __truediv__, __rtruediv__ = _make_pair("truediv", operator.truediv)
+    __floordiv__, __rfloordiv__ = _make_pair("floordiv", operator.floordiv)
+    __mod__, __rmod__ = _make_pair("mod", operator.mod)
+    __pow__, __rpow__ = _make_pair("pow", operator.pow)
+    __matmul__, __rmatmul__ = _make_pair("matmul", operator.matmul)
+    __and__, __rand__ = _make_pair("and", operator.and_)
+    __or__, __ror__ = _make_pair("or", operator.or_)
+    __xor__, __rxor__ = _make_pair("xor", operator.xor)
     __lt__ = _Binary("Less", operator.lt)
     __le__ = _Binary("LessEqual", operator.le)
     __gt__ = _Binary("Greater", operator.gt)
     __ge__ = _Binary("GreaterEqual", operator.ge)
 
     def __neg__(self) -> Result:
-        return _unary("Neg", operator.neg, self)
+        return _apply_unary("Neg", operator.neg, self)
 
     def __pos__(self) -> Result:
-        return _unary("pos", operator.pos, self)
+        return _apply_unary("pos", operator.pos, self)
 
     def __abs__(self) -> Result:
-        return _unary("Abs", abs, self)
+        return _apply_unary("Abs", abs, self)
 
     def __invert__(self) -> Result:
-        return _unary("LogicalNot", operator.invert, self)
+        return _apply_unary("LogicalNot", operator.invert, self)
 
     def __getitem__(self, item: object) -> Result:
         picked: Result = self.graph.pick_item(self, item)
@@ -123,41 +125,41 @@ class Operators(Generic[Result]):
 
 
 TensorLike: TypeAlias = Operators[object] | npt.ArrayLike
-"""A tensor, a variable, or a value of which numpy makes an array: an argument that stands for a tensor."""
+"""An argument for a tensor: a tensor, a variable, or a value of which numpy makes an array."""
 
 
 def pick_item(tensor: Operators[Result], item: object) -> Result:
     """Adds the operation ``tensor[item]``."""
     _check_bounds(tensor, item)
-    picked: Result = _apply("strided_slice", _item, tensor, item)
+    picked: Result = _apply("strided_slice", _pick_array, tensor, item)
     return picked
 
 
 def _check_bounds(tensor: Operators[object], item: object) -> None:
-    """Raises IndexError for a number that an axis of known size has not."""
+    """Raises IndexError for a number outside an axis of known size."""
     shape = tensor.shape
     if shape is None:
         return
-    for axis, index in _numbers(item, shape):
+    for axis, index in _find_numbers(item, shape):
         size = shape[axis]
         if isinstance(index, int | np.integer) and size is not None and not -size <= index < size:
             raise IndexError(f"index {index} is out of bounds for axis {axis} of {tensor.name!r} with size {size}")
 
 
-def _item(array: jax.Array, item: Any) -> jax.Array:
+def _pick_array(array: jax.Array, item: Any) -> jax.Array:
     """Picks ``array[item]``.
 
-    Where a number in ``item`` is out of bounds, the result is NaN, or the integer or bool furthest from zero. XLA
-    raises no errors, and would pick the last element.
+    XLA raises no errors, and would pick the last element for a number out of bounds. So the result is NaN then, or the
+    integer or bool furthest from zero.
     """
     picked = array[item]
-    inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _numbers(item, array.shape)]
+    inside = [(-array.shape[axis] <= i) & (i < array.shape[axis]) for axis, i in _find_numbers(item, array.shape)]
     if all(isinstance(ok, bool | np.bool_) and ok for ok in inside):
         return picked
-    return jnp.where(jnp.all(jnp.stack([jnp.asarray(ok) for ok in inside])), picked, _nothing(picked.dtype))
+    return jnp.where(jnp.all(jnp.stack([jnp.asarray(ok) for ok in inside])), picked, _make_filler(picked.dtype))
 
 
-def _nothing(dtype: DType) -> jax.Array:
+def _make_filler(dtype: DType) -> jax.Array:
     if jnp.issubdtype(dtype, np.inexact):
         return jnp.asarray(np.nan, dtype)
     if dtype == np.bool_:
@@ -166,11 +168,8 @@ def _nothing(dtype: DType) -> jax.Array:
     return jnp.asarray(limits.min if limits.min < 0 else limits.max, dtype)
 
 
-def _numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
-    """Finds (axis, number) for each integer or integer scalar in an index.
-
-    The list is empty if an index is of another kind.
-    """
+def _find_numbers(item: object, shape: Shape) -> list[tuple[int, Any]]:
+    """Finds (axis, number) for each integer or integer scalar in an index. An index of another kind has none."""
     parts = item if isinstance(item, tuple) else (item,)
     if not all(_is_number(p) or p is None or p is ... or isinstance(p, slice) for p in parts):
         return []
@@ -189,7 +188,7 @@ def _is_number(part: object) -> bool:
     return getattr(part, "shape", None) == () and getattr(part, "dtype", np.dtype(bool)).kind in "iu"
 
 
-def _unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
+def _apply_unary(name: str, fn: Callable[..., object], self: Operators[Result]) -> Result:
     made: Result = _apply(name, fn, self)
     return made
 
@@ -201,10 +200,10 @@ def _apply(name: str, fn: Callable[..., object], *operands: object) -> Any:
     return _call(fn, *operands, name=name)
 
 
-def _literal(tensor: Operators[object], other: TensorLike) -> TensorLike:
-    """Converts a list of numbers, or an array of Python's, to an array.
+def _convert_literal(tensor: Operators[object], other: TensorLike) -> TensorLike:
+    """Converts a list of numbers, or an array of Python objects, to an array.
 
-    The array has the tensor's dtype if that loses nothing.
+    The array has the tensor's dtype if the conversion loses nothing.
     """
     if isinstance(other, np.ndarray) and other.dtype == object:
         other = other.tolist()

@@ -1,4 +1,4 @@
-"""Placement by the user: nested `device()` scopes, and which variable goes to which parameter server."""
+"""Placement by the user: nested `device()` scopes, and the parameter server of each variable."""
 
 import itertools
 import logging
@@ -23,7 +23,7 @@ STANDARD_PS_OPS = ("Variable", "ConditionalAccumulator")
 
 
 class OutputInfo(NamedTuple):
-    """Static shape and dtype of one output of an operation that is being made."""
+    """Static shape and dtype of one output of a new operation."""
 
     shape: tuple[int | None, ...] | None
     dtype: DType
@@ -31,7 +31,7 @@ class OutputInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class OpInfo:
-    """An operation that is being made, as a device function sees the operation.
+    """A new operation, as a device function sees the operation.
 
     Attributes:
         type: such as "Variable".
@@ -52,26 +52,32 @@ class OpInfo:
 
 
 DeviceFunction = Callable[[OpInfo], "str | DeviceSpec | None"]
-"""Given an `OpInfo`, returns its device; None leaves the device as it is."""
+"""A function from an `OpInfo` to its device. None leaves the device unchanged."""
 
 _stack: ContextVar[tuple[DeviceSpec | DeviceFunction, ...]] = ContextVar("device_stack", default=())
 
 
 @contextmanager
 def device(spec: str | DeviceSpec | DeviceFunction | None) -> Iterator[None]:
-    """Places the operations made within.
+    """Places the operations of a block.
 
-    Scopes nest, part by part, and the inner one wins: `device("/cpu:0")` within `device("/job:ps")` is
-    "/job:ps/cpu:0". A function is called for every operation, with what the scopes inside of it asked for as
-    `.device`; what it returns replaces that (as in TF1), so a function that respects inner scopes merges it.
+    Scopes nest, part by part, and the inner scope wins: `device("/cpu:0")` within `device("/job:ps")` is
+    "/job:ps/cpu:0". A function is called for every operation. Its argument has the request of the inner scopes as
+    `.device`. Its result replaces the request (as in TF1), so a function that respects inner scopes merges both.
 
     Args:
-        spec: a device name; or a function from operation to device name (or None, for no opinion);
-            or None, which switches the outer scopes off.
+        spec: A device name; or a function from operation to device name, or to None for no opinion; or None to
+            switch the outer scopes off.
 
     Raises:
-        InvalidArgumentError: not a device name.
+        InvalidArgumentError: `spec` is not a device name.
         TypeError: `spec` is of another type.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.device("/job:ps"), rt.device("/cpu:0"):
+        ...     print(rt.constant(1.0).device)
+        /job:ps/cpu:0
     """
     stack: tuple[DeviceSpec | DeviceFunction, ...]
     if spec is None:
@@ -91,16 +97,16 @@ DeviceScopes = tuple[DeviceSpec | DeviceFunction, ...]
 
 
 def device_scopes() -> DeviceScopes:
-    """Returns the open scopes, outer ones first."""
+    """Returns the open scopes, the outermost first."""
     return _stack.get()
 
 
 @contextmanager
 def within_device_scopes(scopes: DeviceScopes) -> Iterator[None]:
-    """Puts other scopes in the place of the open ones: each graph has its own.
+    """Replaces the open scopes for a block, since each graph has its own scopes.
 
     Args:
-        scopes: what ``device_scopes`` gave where the graph was left; none to begin with.
+        scopes: the result of ``device_scopes`` at the last exit from the graph; empty at first.
     """
     token = _stack.set(scopes)
     try:
@@ -110,17 +116,17 @@ def within_device_scopes(scopes: DeviceScopes) -> Iterator[None]:
 
 
 def current_device(op: OpInfo) -> str:
-    """Returns the device that the open scopes give to an operation that is being made.
+    """Returns the device of a new operation in the open scopes.
 
     Args:
-        op: the operation; its `.device` is what it asks for itself, which counts as the innermost scope.
+        op: the operation. Its own request `.device` counts as the innermost scope.
 
     Returns:
-        The merged device in short form; empty when nobody asked for any.
+        The merged device in short form; empty without a request.
 
     Raises:
-        InvalidArgumentError: a device function returned something that is not a device name.
-        TypeError: a device function returned something of another type.
+        InvalidArgumentError: a device function returned a text that is not a device name.
+        TypeError: a device function returned a value of another type.
     """
     requested = DeviceSpec.parse(op.device)
     for scope in reversed(_stack.get()):
@@ -148,27 +154,31 @@ def replica_device_setter(
 ) -> DeviceFunction | None:
     """Makes a device function for between-graph replication.
 
-    Variables go to the parameter servers, everything else to the worker.
-
-    The choice depends only on the order in which variables are made, so every worker that builds the same graph
-    finds the same variable on the same task.
+    Variables go to the parameter servers, and all other operations to the worker. The choice depends only on the order
+    of the variables. So workers with the same graph find each variable on the same task.
 
     Args:
-        ps_tasks: number of parameter servers; `cluster` overrides it.
-        ps_device: device of variables; gets a task number when it has a job, unless an inner scope asks for
-            another job. The job's name is also that of the parameter servers in `cluster`.
-        worker_device: device of everything else; None or "" leaves that where the scopes put it.
-        merge_devices: merge with what inner scopes ask for; False leaves an operation alone that has any device.
-        cluster: whose parameter servers to count.
-        ps_ops: types of the operations that go to parameter servers, by default `STANDARD_PS_OPS`.
-        ps_strategy: from operation to task index, called only for operations that go to parameter servers;
-            by default round robin in the order of creation.
+        ps_tasks: Number of parameter servers; `cluster` overrides the number.
+        ps_device: Device of variables. A device with a job receives a task number, unless an inner scope requests
+            another job. The job is also the job of the parameter servers in `cluster`.
+        worker_device: Device of all other operations. None or "" leaves these operations to the scopes.
+        merge_devices: True to merge with the request of inner scopes; False to leave operations with any device alone.
+        cluster: Cluster whose parameter servers are counted.
+        ps_ops: Types of the operations for parameter servers; `STANDARD_PS_OPS` by default.
+        ps_strategy: A function from operation to task index, called for the operations for parameter servers only;
+            by default round robin.
 
     Returns:
-        A function for `device`; None when there are no parameter servers.
+        A function for `device`; None without parameter servers.
 
     Raises:
         TypeError: `ps_strategy` is not callable, or `cluster` is not a cluster.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.device(rt.replica_device_setter(ps_tasks=2)):
+        ...     print([rt.Variable(0.0).device for _ in range(3)])
+        ['/job:ps/task:0', '/job:ps/task:1', '/job:ps/task:0']
     """
     ps = DeviceSpec.parse(ps_device or "")
     worker = DeviceSpec.parse(worker_device or "")
@@ -187,7 +197,7 @@ def replica_device_setter(
         raise TypeError(f"ps_strategy must be callable, got {type(ps_strategy).__name__}")
     types = frozenset(STANDARD_PS_OPS if ps_ops is None else ps_ops)
 
-    def device_of(op: OpInfo) -> DeviceSpec:
+    def choose_device(op: OpInfo) -> DeviceSpec:
         requested = DeviceSpec.parse(op.device)
         if not merge_devices and requested != ANYWHERE:
             return requested
@@ -197,4 +207,4 @@ def replica_device_setter(
             return replace(ps, task=choose(op)).merge(requested)
         return ps.merge(requested)
 
-    return device_of
+    return choose_device

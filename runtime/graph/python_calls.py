@@ -1,4 +1,4 @@
-"""Python calls: operations that are a Python function of the client's process. They never cross the wire."""
+"""Python calls: operations that call a Python function in the client's process. The function never crosses the wire."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def python_call(
     name: str,
     type: str | None = None,  # noqa: A002 - the field's own name
 ) -> Operation:
-    """Adds an operation that a session runs by calling ``fn`` in its own process, wherever the other ones run.
+    """Adds an operation that calls ``fn`` in the process of the session, wherever other operations run.
 
-    A step with such operations is run as several substeps: what they need is computed first, and what they give is fed
-    to the rest. So their outputs may differ in shape from step to step, as a placeholder's may. They have no gradient.
+    A step with Python calls runs as several substeps. The inputs of the calls are computed first, and their results are
+    fed to the rest. So outputs may differ in shape from step to step, like placeholders. Python calls have no gradient.
 
     Args:
-        fn: ``fn(session, arrays)`` gives a value for each output. It may run steps of the session.
-        inputs: tensors, or what tensors are made of.
+        fn: ``fn(session, arrays)`` returns a value for each output. The function may run steps of the session.
+        inputs: Tensors, variables, arrays or numbers.
         outputs: (static shape, dtype) of each output; ``object`` stands for strings.
-        name: operation name.
-        type: what a reader of the graph calls it; by default the name's last part.
+        name: Operation name.
+        type: Type of the operation; by default the name's last part.
     """
     with Graph.of(*inputs).as_default() as graph:
         tensors = [as_tensor(i) for i in inputs]
@@ -44,21 +44,21 @@ def python_call(
 
 
 def run_python_call(op: Operation, session: object, arrays: Sequence[Array]) -> list[Array]:
-    """Calls the function of an operation; gives an array for each of its outputs.
+    """Calls the function of an operation, and returns an array for each output.
 
     Raises:
-        InvalidArgumentError: what it gave does not fit the operation's outputs; names the operation.
+        InvalidArgumentError: the results do not fit the operation's outputs. The message names the operation.
     """
     body = op.body
     assert isinstance(body, PythonCall)
     given = body.function(session, arrays)
     if len(given) != len(op.outputs):
         raise InvalidArgumentError(f"{op.name!r}: its function gave {len(given)} values, not {len(op.outputs)}")
-    return [_checked(op.name, value, out.shape, out.dtype) for value, out in zip(given, op.outputs, strict=True)]
+    return [_check_result(op.name, value, out.shape, out.dtype) for value, out in zip(given, op.outputs, strict=True)]
 
 
-def _checked(name: str, value: object, shape: Shape | None, dtype: DType) -> Array:
-    array = value if isinstance(value, np.ndarray) else _array(value, dtype)
+def _check_result(name: str, value: object, shape: Shape | None, dtype: DType) -> Array:
+    array = value if isinstance(value, np.ndarray) else _make_array(value, dtype)
     if array.dtype != dtype:
         raise InvalidArgumentError(f"{name!r}: its function gave {dtype_name(array.dtype)}, not {dtype_name(dtype)}")
     if shape is not None and not shape_fits(array.shape, shape):
@@ -66,11 +66,8 @@ def _checked(name: str, value: object, shape: Shape | None, dtype: DType) -> Arr
     return array
 
 
-def _array(value: object, dtype: DType) -> Array:
-    """Makes an array of a value that is none.
-
-    Bytes are one string, whatever numpy would make of them.
-    """
+def _make_array(value: object, dtype: DType) -> Array:
+    """Makes an array of a value. Bytes become one string, which numpy would not do for zero bytes at the end."""
     if dtype.hasobject and isinstance(value, bytes):
         scalar = np.empty((), object)
         scalar[()] = value

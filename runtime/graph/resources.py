@@ -1,4 +1,4 @@
-"""Queues and accumulators of a graph: named resources that live on one task beside the variables."""
+"""Queues and accumulators of a graph: named resources on one task, beside the variables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.graph.ops import as_dtype, as_tensor, constant, is_tensor
 from runtime.tensor_spec import DType, dtype_name, shape_fits
 
 DTypes: TypeAlias = DTypeLike | Sequence[DTypeLike]
-"""The dtype of each component of a queue's elements, or the dtype of the only one."""
+"""The dtype of each component of a queue's elements, or the dtype of the only component."""
 Shapes: TypeAlias = Sequence[int | None] | Sequence[Sequence[int | None] | None] | None
-"""The static shape of each component, or the shape of the only one; None when they are not known."""
+"""The static shape of each component, or of the only component; None for unknown shapes."""
 
 
 class _Resource:
-    """A named resource: an operation that stands for the resource, and operations that run on its task."""
+    """A named resource: an operation for the resource, and further operations on its task."""
 
     def __init__(
         self,
@@ -49,27 +49,27 @@ class _Resource:
 
     @property
     def name(self) -> str:
-        """Returns the name of its operation, unique in the graph."""
+        """Returns the name of the operation, unique in the graph."""
         return self.op.name
 
     @property
     def shared_name(self) -> str:
-        """Returns the name on its task.
+        """Returns the name on the task.
 
-        Sessions, graphs and objects that use the same name on the task share the resource.
+        Sessions, graphs and objects with the same name on the task share the resource.
         """
         return str(self._described["name"])
 
     @property
     def device(self) -> str:
-        """Returns the device that was asked for, or ``""``."""
+        """Returns the requested device, or ``""``."""
         return self.op.device
 
     @property
     def graph(self) -> Graph:
         return self.op.graph
 
-    def _add(
+    def _add_operation(
         self,
         what: str,
         inputs: Sequence[Tensor] = (),
@@ -90,10 +90,11 @@ class _Resource:
 
 
 class Queue(_Resource):
-    """The operations of all queues. Elements are tuples of tensors; with one component the tensor itself.
+    """The operations of all queues. An element is a tuple of tensors, or with one component the tensor itself.
 
-    Blocking operations wait on the queue's task. They end with CancelledError when their session closes, when an
-    enqueue's queue is closed, and with OutOfRangeError when a dequeue's queue is closed and runs dry.
+    Blocking operations wait on the queue's task. An operation ends with CancelledError if its session closes. An
+    enqueue ends with CancelledError if the queue is closed. A dequeue ends with OutOfRangeError if the queue is closed
+    and empty.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class Queue(_Resource):
         shared_name: str | None,
         **options: int | None,  # noqa: A002
     ) -> None:
-        self.dtypes: tuple[DType, ...] = tuple(as_dtype(d) for d in _listed(dtypes))
-        self.shapes: tuple[Shape | None, ...] = _shapes(shapes, len(self.dtypes), name)
+        self.dtypes: tuple[DType, ...] = tuple(as_dtype(d) for d in _list_dtypes(dtypes))
+        self.shapes: tuple[Shape | None, ...] = _list_shapes(shapes, len(self.dtypes), name)
         described = {
             "kind": kind,
             "capacity": int(capacity),
@@ -120,57 +121,62 @@ class Queue(_Resource):
         super().__init__(type, "queue", name, described, container, shared_name)
 
     def enqueue(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
-        """Adds one element; waits while the queue is full.
+        """Adds one element, and waits while the queue is full.
 
         Args:
-            values: a tensor for each component; with one component, the tensor itself.
-            name: operation name.
+            values: A tensor for each component; with one component the tensor itself.
+            name: Operation name.
         """
-        return self._add("enqueue", self._components(values, ()), name=name)
+        return self._add_operation("enqueue", self._list_components(values, ()), name=name)
 
     def enqueue_many(self, values: TensorLike | Sequence[TensorLike], name: str | None = None) -> Operation:
-        """Adds the slices of ``values`` along the first dimension, one element each; waits while the queue is full."""
-        return self._add("enqueue_many", self._components(values, (None,)), name=name)
+        """Adds an element for each slice of ``values`` along the first dimension. Waits while the queue is full."""
+        return self._add_operation("enqueue_many", self._list_components(values, (None,)), name=name)
 
     def dequeue(self, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
-        """Removes one element; waits until there is one. Gives a tensor for each component."""
-        op = self._add("dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name)
+        """Removes one element, and waits for an element. Returns a tensor for each component."""
+        op = self._add_operation("dequeue", (), list(zip(self.shapes, self.dtypes, strict=True)), name=name)
         return _unpack_element(op)
 
     def dequeue_many(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
-        """Removes ``n`` elements, stacked; waits until there are so many, or raises OutOfRangeError once closed."""
-        return self._batch(n, False, name)
+        """Removes ``n`` elements and stacks the elements. Waits for ``n`` elements.
+
+        In a step: OutOfRangeError if the queue is closed with fewer elements.
+        """
+        return self._dequeue_batch(n, False, name)
 
     def dequeue_up_to(self, n: TensorLike, name: str | None = None) -> Tensor | tuple[Tensor, ...]:
-        """Takes elements as ``dequeue_many`` does, but a closed queue may give fewer.
-
-        It gives the elements that are left, if there is one.
-        """
-        return self._batch(n, True, name)
+        """Removes elements like ``dequeue_many``. A closed queue returns its last elements, if fewer are left."""
+        return self._dequeue_batch(n, True, name)
 
     def size(self, name: str | None = None) -> Tensor:
-        """Makes an int32 scalar: the number of elements in the queue."""
-        return self._add("size", (), [((), np.dtype(np.int32))], name=name).outputs[0]
+        """Makes an int32 scalar with the number of elements in the queue."""
+        return self._add_operation("size", (), [((), np.dtype(np.int32))], name=name).outputs[0]
 
     def is_closed(self, name: str | None = None) -> Tensor:
-        """Makes a bool scalar that is true if the queue was closed."""
-        return self._add("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
+        """Makes a bool scalar, true for a closed queue."""
+        return self._add_operation("is_closed", (), [((), np.dtype(np.bool_))], name=name).outputs[0]
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Operation:
-        """Closes the queue to further elements; ``cancel_pending_enqueues`` also ends the enqueues that wait."""
-        return self._add("close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues))
+        """Closes the queue to further elements.
 
-    def _batch(self, n: TensorLike, up_to: bool, name: str | None) -> Tensor | tuple[Tensor, ...]:
+        Args:
+            cancel_pending_enqueues: True to end also the waiting enqueues.
+            name: Operation name.
+        """
+        return self._add_operation("close", name=name, cancel_pending_enqueues=bool(cancel_pending_enqueues))
+
+    def _dequeue_batch(self, n: TensorLike, up_to: bool, name: str | None) -> Tensor | tuple[Tensor, ...]:
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
         with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
             count = as_tensor(n) if hasattr(n, "op") else constant(n, np.int32, name="n")
         outputs = [((first, *(s or ())), d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
-        op = self._add("dequeue_many", [count], outputs, name=name, up_to=up_to)
+        op = self._add_operation("dequeue_many", [count], outputs, name=name, up_to=up_to)
         return _unpack_element(op)
 
-    def _components(self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]) -> list[Tensor]:
+    def _list_components(self, values: TensorLike | Sequence[TensorLike], batch: tuple[None, ...]) -> list[Tensor]:
         items = list(values) if isinstance(values, list | tuple) and len(self.dtypes) > 1 else None
         if items is None:
             items = [values[0] if isinstance(values, tuple) and len(values) == 1 else values]
@@ -198,15 +204,23 @@ class Queue(_Resource):
 
 
 class FIFOQueue(Queue):
-    """A queue that gives its elements back in the order in which they came.
+    """A queue that returns the oldest element first.
 
     Args:
-        capacity: most elements it holds; 0 or less for no limit.
-        dtypes: dtype of each component, or one dtype.
-        shapes: static shape of each component, or None: then elements may differ and only ``dequeue`` works.
-        name: name of its operation.
-        container: named container of the store.
-        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
+        capacity: Largest number of elements; 0 or less for no limit.
+        dtypes: Dtype of each component, or one dtype.
+        shapes: Static shape of each component. With None elements may differ, and only ``dequeue`` works.
+        name: Operation name.
+        container: Named container of the store.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     queue = rt.FIFOQueue(10, "float32", shapes=[[]])
+        ...     session.run(queue.enqueue_many([1.0, 2.0, 3.0]))
+        ...     session.run(queue.dequeue_many(2)).tolist()
+        [1.0, 2.0]
     """
 
     def __init__(
@@ -223,15 +237,24 @@ class FIFOQueue(Queue):
 
 
 class PaddingFIFOQueue(Queue):
-    """A FIFO queue whose batches pad smaller elements with zeros (empty strings) where a size is None.
+    """A FIFO queue whose batches pad smaller elements with zeros (empty strings), where a static size is None.
 
     Args:
-        capacity: most elements it holds.
-        dtypes: dtype of each component, or one dtype.
-        shapes: static shape of each component, None for a size that differs from element to element.
-        name: name of its operation.
-        container: named container of the store.
-        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
+        capacity: Largest number of elements.
+        dtypes: Dtype of each component, or one dtype.
+        shapes: Static shape of each component. A size None differs from element to element.
+        name: Operation name.
+        container: Named container of the store.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     queue = rt.PaddingFIFOQueue(10, "int32", shapes=[[None]])
+        ...     session.run([queue.enqueue([1, 2, 3]), queue.enqueue([1, 2, 3])])
+        ...     session.run(queue.dequeue_many(2)).shape
+        [None, None]
+        (2, 3)
     """
 
     def __init__(
@@ -250,17 +273,25 @@ class PaddingFIFOQueue(Queue):
 
 
 class RandomShuffleQueue(Queue):
-    """A queue that gives its elements back in random order.
+    """A queue that returns its elements in random order.
 
     Args:
-        capacity: most elements it holds.
-        min_after_dequeue: elements that stay behind while it is open: what the next one is drawn from.
-        dtypes: dtype of each component, or one dtype.
-        shapes: static shape of each component, or None.
-        seed: fixes the sequence of draws.
-        name: name of its operation.
-        container: named container of the store.
-        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
+        capacity: Largest number of elements.
+        min_after_dequeue: Number of elements that stay in an open queue, so that each draw is random.
+        dtypes: Dtype of each component, or one dtype.
+        shapes: Static shape of each component, or None.
+        seed: Seed of the draws.
+        name: Operation name.
+        container: Named container of the store.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     queue = rt.RandomShuffleQueue(10, 0, "int32", shapes=[[]], seed=1)
+        ...     session.run(queue.enqueue_many([1, 2, 3]))
+        ...     sorted(session.run(queue.dequeue_many(3)).tolist())
+        [1, 2, 3]
     """
 
     def __init__(
@@ -290,18 +321,27 @@ class RandomShuffleQueue(Queue):
 
 
 class ConditionalAccumulator(_Resource):
-    """Collects the gradients of one step from distinct workers and gives their mean or sum.
+    """An accumulator that collects the gradients of one step from distinct workers, for their mean or sum.
 
-    Gradients carry the step at which they were computed; one that is older than the accumulator's step is dropped and
-    counted, as is a second one of the same worker while its first waits to be taken.
+    A gradient carries the step of its computation. A gradient older than the accumulator's step is dropped and counted.
+    So is a second gradient of a worker whose first gradient was not taken yet.
 
     Args:
-        dtype: of the gradients.
-        shape: static shape, None for a size that may differ.
-        name: name of its operation.
+        dtype: Dtype of the gradients.
+        shape: Static shape; None for a size that may differ.
+        name: Operation name.
         reduction: "mean" or "sum".
-        container: named container of the store.
-        shared_name: what sessions and graphs share it by, as it is; by default the operation's name with its scopes.
+        container: Named container of the store.
+        shared_name: Name on the task, shared by sessions and graphs; by default the operation's name with its scopes.
+
+    Example:
+        >>> import runtime as rt
+        >>> with rt.Graph().as_default(), rt.Session() as session:
+        ...     gradients = rt.ConditionalAccumulator("float32", shape=[])
+        ...     for worker, gradient in enumerate((1.0, 3.0)):
+        ...         accepted = session.run(gradients.apply_grad(gradient, local_step=0, worker=worker))
+        ...     print(session.run(gradients.take_grad(2)))
+        2.0
     """
 
     def __init__(
@@ -330,13 +370,13 @@ class ConditionalAccumulator(_Resource):
     def apply_grad(
         self, grad: TensorLike, local_step: TensorLike = 0, *, worker: TensorLike = -1, name: str | None = None
     ) -> Tensor:
-        """Offers a gradient; gives whether it was accepted (bool).
+        """Offers a gradient. Returns a bool tensor, true for an accepted gradient.
 
         Args:
-            grad: a tensor of the accumulator's dtype and shape.
-            local_step: int64, the step at which it was computed.
-            worker: int, who computed it; -1 tells workers apart by their sessions.
-            name: operation name.
+            grad: A tensor of the accumulator's dtype and shape.
+            local_step: The step of the computation, int64.
+            worker: Number of the worker, int. With -1 each session is a worker.
+            name: Operation name.
         """
         with self.graph.as_default():
             gradient = as_tensor(grad, self.dtype)
@@ -344,30 +384,32 @@ class ConditionalAccumulator(_Resource):
             raise InvalidArgumentError(
                 f"accumulator {self.name!r} takes {self.dtype.name}, got {dtype_name(gradient.dtype)}"
             )
-        inputs = [gradient, self._integer(local_step, "local_step"), self._integer(worker, "worker")]
-        return self._add("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
+        inputs = [gradient, self._make_integer(local_step, "local_step"), self._make_integer(worker, "worker")]
+        return self._add_operation("apply_grad", inputs, [((), np.dtype(np.bool_))], name=name).outputs[0]
 
     def take_grad(self, num_required: TensorLike, name: str | None = None) -> Tensor:
-        """Waits until ``num_required`` workers' gradients are in; takes all that are and advances the step by one."""
-        inputs = [self._integer(num_required, "num_required")]
-        return self._add("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
+        """Waits for gradients of ``num_required`` workers, takes all gradients, and advances the step by one."""
+        inputs = [self._make_integer(num_required, "num_required")]
+        return self._add_operation("take_grad", inputs, [(self.shape, self.dtype)], name=name).outputs[0]
 
     def num_accumulated(self, name: str | None = None) -> Tensor:
-        """Makes an int32 scalar: the number of gradients that wait to be taken."""
-        return self._counts(name).outputs[0]
+        """Makes an int32 scalar with the number of gradients to take."""
+        return self._add_counts(name).outputs[0]
 
     def num_dropped(self, name: str | None = None) -> Tensor:
-        """Makes an int64 scalar: the number of gradients dropped as stale or repeated."""
-        return self._counts(name).outputs[1]
+        """Makes an int64 scalar with the number of gradients dropped as stale or repeated."""
+        return self._add_counts(name).outputs[1]
 
     def set_global_step(self, new_global_step: TensorLike, name: str | None = None) -> Operation:
-        """Makes this the accumulator's step: older gradients are dropped when they come."""
-        return self._add("set_global_step", [self._integer(new_global_step, "new_global_step")], name=name)
+        """Sets the accumulator's step. Older gradients are dropped on arrival."""
+        return self._add_operation(
+            "set_global_step", [self._make_integer(new_global_step, "new_global_step")], name=name
+        )
 
-    def _counts(self, name: str | None) -> Operation:
-        return self._add("counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name)
+    def _add_counts(self, name: str | None) -> Operation:
+        return self._add_operation("counts", (), [((), np.dtype(np.int32)), ((), np.dtype(np.int64))], name=name)
 
-    def _integer(self, value: TensorLike, what: str) -> Tensor:
+    def _make_integer(self, value: TensorLike, what: str) -> Tensor:
         if is_tensor(value):
             return as_tensor(value)
         with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
@@ -378,11 +420,11 @@ def _unpack_element(op: Operation) -> Tensor | tuple[Tensor, ...]:
     return op.outputs[0] if len(op.outputs) == 1 else op.outputs
 
 
-def _listed(items: DTypes) -> list[DTypeLike]:
+def _list_dtypes(items: DTypes) -> list[DTypeLike]:
     return list(items) if isinstance(items, Sequence) and not isinstance(items, str) else [items]
 
 
-def _shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, ...]:
+def _list_shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, ...]:
     if shapes is None:
         return (None,) * count
     if not isinstance(shapes, list | tuple):

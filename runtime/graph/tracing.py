@@ -1,7 +1,7 @@
 """Tracing: a JAX function becomes a jaxpr, or the shapes of its results. No other module traces user code.
 
-Each operation is traced by itself. It is traced in 64-bit mode when one of its own arrays is 64 bits wide, or when JAX
-was in that mode as the operation was made. So a program may count an int64 global step and compute in 32 bits.
+Each operation is traced by itself, in 64-bit mode if an array of the operation is 64 bits wide, or if JAX was in 64-bit
+mode at the making of the operation. So a program may count an int64 global step and compute in 32 bits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from runtime.graph.op_kinds import ArrayFn, Shape
 from runtime.tensor_spec import DType
 
 _SIZE, _OTHER_SIZE, _SMALLEST = 5040, 10080, 1
-"""Numbers that stand for unknown dimensions: most reshapes divide the first two. Nothing of these sizes is allocated by
-JAX, but NumPy in the function may, so none is larger."""
+"""Numbers for unknown dimensions. Most reshapes divide the first two. JAX allocates no array of these sizes, but NumPy
+in a function may, so the numbers are small."""
 _RATIO_BASES = 16, 48
 _FAR = 10**9
-"""Above this size a dimension is beyond all numbers of a program, as of ``x[50000:]``."""
+"""A size beyond all numbers of a program, such as the number of ``x[50000:]``."""
 
 
 def is_64_bit(dtype: DType) -> bool:
@@ -49,7 +49,7 @@ def needs_64_bit(dtypes: Sequence[DType]) -> bool:
 
 
 def aval(shape: Sequence[int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    """Makes the abstract array that stands for a tensor."""
+    """Makes the abstract array of a tensor."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
@@ -65,7 +65,7 @@ _guessing: ContextVar[bool] = ContextVar("guessing", default=False)
 def sizes_are_guesses() -> bool:
     """Returns True while a function is traced with made-up sizes, to find a static shape.
 
-    A size that does not fit says nothing then: such a function gives something of the shape that it would have.
+    A function then accepts sizes that do not fit, and returns an array of the shape for sizes that fit.
     """
     return _guessing.get()
 
@@ -76,16 +76,16 @@ def infer(
     """Infers the output structure, static shapes and dtypes of ``fn``.
 
     Args:
-        fn: a JAX function of flat arrays giving a pytree of arrays.
+        fn: a JAX function from flat arrays to a pytree of arrays.
         inputs: (static shape, dtype) of each argument.
-        what: names the operation in errors.
-        wide: force 64-bit mode on or off; by default on when an input is 64 bits wide.
+        what: name of the operation in errors.
+        wide: True or False for 64-bit mode on or off; by default on for a 64-bit input.
 
     Returns:
         The tree structure of the result, and (static shape, dtype) of its leaves.
 
     Raises:
-        InvalidArgumentError: JAX cannot trace the function with these shapes; the text is JAX's own, after ``what``.
+        InvalidArgumentError: JAX cannot trace the function with these shapes. The text is JAX's own, after ``what``.
     """
     if any(dtype.hasobject for _, dtype in inputs):
         raise InvalidArgumentError(f"{what}: a string tensor cannot be an argument of a numeric function")
@@ -126,7 +126,7 @@ _Sizes = Mapping[_Place, Any]
 
 @dataclass(frozen=True)
 class _Run:
-    """A function that is traced with sizes in the places of its unknown dimensions; keeps the errors."""
+    """A function to trace with sizes for its unknown dimensions, and the errors so far."""
 
     fn: Callable[..., object]
     what: str
@@ -136,7 +136,7 @@ class _Run:
     failed: list[Exception]
 
     def __call__(self, sizes: _Sizes) -> list[object]:
-        """Returns the result; nothing if JAX refuses these sizes."""
+        """Returns a list of the result, which is empty if JAX refuses these sizes."""
         avals = [
             aval([sizes[i, axis] if d is None else d for axis, d in enumerate(shape)], dtype)
             for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
@@ -155,9 +155,9 @@ class _Run:
 def _trace_sizes(run: _Run) -> list[object]:
     """Traces a function with different sizes for its unknown dimensions.
 
-    A dimension of a result is static if it is the same number in all of them. So each unknown dimension is a symbol of
-    its own (shape polymorphism of ``jax.export``). Where the function accepts no symbols, as it needs a number
-    (``len(x)``), or has to know which of two is larger, numbers stand for them in every order.
+    A dimension is static if all results have the same number there. So each unknown dimension is a symbol of its own
+    (shape polymorphism of ``jax.export``). Some functions accept no symbols, because they need a number (``len(x)``) or
+    compare two sizes. Such a function is traced with numbers in every order.
     """
     places = [(i, axis) for i, shape in enumerate(run.shapes) for axis, d in enumerate(shape) if d is None]
     if not places:
@@ -165,7 +165,7 @@ def _trace_sizes(run: _Run) -> list[object]:
     equal: _Sizes = dict.fromkeys(places, _SIZE)
     found = run(equal)
     errors = len(run.failed)
-    symbolic = _with_symbols(places, run)
+    symbolic = _trace_symbols(places, run)
     # JAX 0.10.0 has this class under no public name.
     undecided = any(type(error).__name__ == "InconclusiveDimensionOperation" for error in run.failed[errors:])
     # An error of a program speaks of numbers, not of symbols.
@@ -173,13 +173,13 @@ def _trace_sizes(run: _Run) -> list[object]:
     if symbolic and not undecided:
         return found + symbolic
     accepted = [equal] * len(found)
-    for sizes in _orders(places):
+    for sizes in _order_sizes(places):
         results = run(sizes)
         found += results
         accepted += [sizes] * len(results)
     if _leaves_size_open(places, accepted):
         found.append(jax.tree.map(_of_unknown_shape, found[0]))
-    return found or _fitting(places, run)
+    return found or _trace_fitting(places, run)
 
 
 def _leaves_size_open(places: Sequence[_Place], accepted: Sequence[_Sizes]) -> bool:
@@ -194,8 +194,8 @@ def _of_unknown_shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct([_symbols(1)[0]] * len(leaf.shape), leaf.dtype)
 
 
-def _with_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
-    """Traces with a symbol for each unknown dimension; where some must be equal, with one for each axis, or for all."""
+def _trace_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
+    """Traces with a symbol for each unknown dimension, or for each axis, or for all, if sizes must be equal."""
     distinct = dict(zip(places, _symbols(len(places)), strict=True))
     if (found := run(distinct)) or len(places) == 1:
         return found
@@ -208,8 +208,8 @@ def _with_symbols(places: Sequence[_Place], run: _Run) -> list[object]:
     return found
 
 
-def _orders(places: Sequence[_Place]) -> Iterator[_Sizes]:
-    """Yields numbers for unknown dimensions: equal ones, then falling, rising, and with one input that differs."""
+def _order_sizes(places: Sequence[_Place]) -> Iterator[_Sizes]:
+    """Yields numbers for unknown dimensions: equal, then falling, rising, and with one different input."""
     yield from (dict.fromkeys(places, size) for size in (_OTHER_SIZE, _SMALLEST))
     falling = [_OTHER_SIZE >> min(n, 3) for n in range(len(places))]
     steep = [_SIZE] + [_SIZE // _RATIO_BASES[1]] * (len(places) - 1)
@@ -220,13 +220,13 @@ def _orders(places: Sequence[_Place]) -> Iterator[_Sizes]:
 
 
 def _several_inputs(places: Sequence[_Place]) -> Sequence[int]:
-    """Returns the inputs with unknown dimensions if there are more than two: one may differ where two must be equal."""
+    """Returns the inputs with unknown dimensions if more than two. Two may be equal then, and a third different."""
     inputs = list(dict.fromkeys(i for i, _ in places))
     return inputs if len(inputs) > 2 else []
 
 
-def _fitting(places: Sequence[_Place], run: _Run) -> list[object]:
-    """Traces with sizes that equal a known one (``[None] + [3]``), are multiples of others, or are very large."""
+def _trace_fitting(places: Sequence[_Place], run: _Run) -> list[object]:
+    """Traces with sizes equal to a known size (``[None] + [3]``), with multiples, or with very large sizes."""
     known = dict.fromkeys(d for shape in run.shapes for d in shape if d is not None and d > 1)
     found = [result for size in known for result in run(dict.fromkeys(places, size))]
     for size, larger, base in [] if found else itertools.product(known, (places[0], places[-1]), _RATIO_BASES):
@@ -236,13 +236,13 @@ def _fitting(places: Sequence[_Place], run: _Run) -> list[object]:
 
 @functools.cache
 def _symbols(count: int, least: int = 1) -> Sequence[Any]:
-    """Returns so many symbols for dimensions, each of which is ``least`` or more."""
+    """Returns ``count`` symbols for dimensions of ``least`` or more."""
     names = [f"d{n}" for n in range(count)]
     return jax.export.symbolic_shape(",".join(names), constraints=[f"{name} >= {least}" for name in names])
 
 
 def _common_shape(shapes: Sequence[tuple[Any, ...]]) -> Shape | None:
-    """Returns the shape with the dimensions that are the same number in all ``shapes``."""
+    """Returns the shape with the dimensions that all ``shapes`` share."""
     if len({len(shape) for shape in shapes}) > 1:
         return None
     return tuple(_common_dimension(dims) for dims in zip(*shapes, strict=True))

@@ -1,9 +1,9 @@
 """A flow: the stage calls of a phase in which some calls may wait.
 
-A call begins as soon as the calls before have finished. A call that waits holds up no other call, because a later call
-of the same step may end the wait. A call that may wait has a thread of its own if its task is in this process. Replies
-are received in the order of their arrival. If a task is lost, its error is raised at once, and all other waits are given
-up.
+A call begins as soon as the calls before have finished. A call that waits holds up no other call, because another call
+of the step may end the wait. A call that may wait has a thread of its own if its task is in this process. Replies
+are received in the order of their arrival. If a task is lost, its error is raised at once, and all other waits are
+given up.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class RemoteEngine:
             request = pb.RenewSessionRequest(session=self.id)
             rpc.call(self._stub.RenewSession, request, timeout=timeouts.RENEW_SECS, task=self._target)
         except AbortedError as error:
-            # The next step of the client fails by the same error.
+            # The next step of the client fails with the same error.
             logging.warning("the session at %s is gone: %s", self._target, error)
             self._renewal.stop()
         except OpError as error:
