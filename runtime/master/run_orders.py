@@ -1,4 +1,4 @@
-"""Orders to the run records of a cluster: to all tasks that hold variables, at the same time."""
+"""Orders to the run records of a cluster. All tasks that hold variables receive an order at the same time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ from runtime.trust.security import Security
 from runtime.wire.dial import ChannelOptions
 
 _ENDED_SECS = 1.0
-"""How long the threads of an order that waits may take to notice that it is over."""
+"""Seconds for the threads of an order with a wait to notice the end of the order."""
+
+
+_Replies = dict[str, futures.Future[run_record_pb2.RunReply]]
 
 
 def find_holders(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the tasks whose run records count: all of job ps, or without ps the first task by name.
+    """Returns the tasks that hold run records: all of job ps, or without ps the first task by name.
 
     Args:
-        tasks: (name, address) of those that a client may touch.
+        tasks: (name, address) of the client's tasks.
     """
     ps = [(name, address) for name, address in tasks if name.startswith("/job:ps/")]
     return ps or sorted(tasks)[:1]
 
 
 def choose_receivers(order: run_record_pb2.RunOrder, tasks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """Returns the receivers of an order: all ``find_holders``, or one for an order that every task has waiting.
+    """Returns the receivers of an order: the tasks that hold run records, or for a wait of a worker one task.
 
-    Each sender has its own, so that no task keeps the threads of all. Only who leads asks all: any may have to go.
+    Each sender has its own receiver, so that no task keeps a thread for every worker. The leader alone waits at all
+    tasks, since any task may have to leave.
+
+    Args:
+        order: the order with its sender.
+        tasks: the result of ``find_holders``.
     """
     if order.WhichOneof("order") != "wait_stop" or order.HasField("leadership") or not tasks:
         return tasks
@@ -49,27 +57,26 @@ def send_run_order(
     cancelled: Cancellation,
     security: Security | None = None,
 ) -> dict[str, run_record_pb2.RunReply]:
-    """Has tasks carry out an order at the same time: a task that is absent delays no other.
+    """Sends an order to tasks at the same time. An absent task delays no other task.
 
     Args:
         order: the order.
-        tasks: (name, address) of each.
-        cluster: the sender's view of the cluster, compared with everybody's.
-        answer_secs: how long a task may take beyond what the order waits for on purpose; one that is not there is
-            waited for so long.
-        cancelled: ends it, from another thread; set when it is over.
-        security: what the sender was given to talk to other tasks.
+        tasks: (name, address) of each task.
+        cluster: the sender's view of the cluster, compared with the view of each task.
+        answer_secs: seconds for a task beyond the order's own wait, and for the wait for an absent task.
+        cancelled: ends the order from another thread; set at the end of the order.
+        security: certificates or token of the sender, for other tasks.
 
     Returns:
-        The replies by task; to ``wait_stop`` those that have come when the first has.
+        The replies by task; for ``wait_stop`` the replies at the time of the first.
 
     Raises:
-        OpError: the failure of a task, when all have replied or failed; where the order waits, at once.
+        OpError: the failure of a task, after the last reply or failure. An order with a wait raises at once.
         CancelledError: ``cancelled`` was set.
     """
     deadline = concurrency.monotonic() + wait_secs(order) + answer_secs
     client = concurrency.random_id(63) | 1
-    replies: dict[str, futures.Future[run_record_pb2.RunReply]] = {}
+    replies: _Replies = {}
     met: list[RemoteTask] = []
     ended = concurrency.Condition()
 
@@ -88,7 +95,8 @@ def send_run_order(
             return task.send_run_order(order, cancelled)
         met.append(task)
         try:
-            cancelled.check(f"meeting {name}")  # what ends the exchange from now on finds the task
+            # An end of the order before this line has closed no task here. An end after this line closes the task.
+            cancelled.check(f"meeting {name}")
             return task.send_run_order(order, deadline)
         finally:
             task.close(client)
@@ -97,22 +105,13 @@ def send_run_order(
         with ended:
             ended.notify_all()
 
-    def failed() -> list[futures.Future[run_record_pb2.RunReply]]:
-        return [reply for reply in replies.values() if reply.done() and reply.exception()]
-
-    first = order.WhichOneof("order") == "wait_stop"
-
-    def over() -> bool:
-        done = [reply.done() for reply in replies.values()]
-        return all(done) or (first and any(done)) or (wait_secs(order) > 0 and bool(failed()))
-
     try:
         for name, address in tasks:
             replies[name] = concurrency.in_thread(functools.partial(send, name, address), f"run record of {name}")
             replies[name].add_done_callback(note_end)
         with ended:
-            cancelled.wait_for(ended, over, "an order to run records")
-        for failure in failed():
+            cancelled.wait_for(ended, lambda: _is_over(order, replies), "an order to run records")
+        for failure in _list_failed(replies):
             failure.result()
         return {name: reply.result() for name, reply in replies.items() if reply.done()}
     finally:
@@ -123,3 +122,14 @@ def send_run_order(
         # A thread within a call must not meet the end of the interpreter.
         if wait_secs(order):
             futures.wait(replies.values(), _ENDED_SECS)
+
+
+def _is_over(order: run_record_pb2.RunOrder, replies: _Replies) -> bool:
+    # One reply to ``wait_stop`` is a reason to stop. A failure ends a wait, since the wait could last a minute.
+    done = [reply.done() for reply in replies.values()]
+    is_answered = order.WhichOneof("order") == "wait_stop" and any(done)
+    return all(done) or is_answered or (wait_secs(order) > 0 and bool(_list_failed(replies)))
+
+
+def _list_failed(replies: _Replies) -> list[futures.Future[run_record_pb2.RunReply]]:
+    return [reply for reply in replies.values() if reply.done() and reply.exception()]
