@@ -228,6 +228,7 @@ def defer_updates(
         InvalidArgumentError: an operation is not an update of numbers on ``first``'s device, or no update writes
             ``first`` although the kernel returns the value.
     """
+    # The order of creation is the order in which the updates would run.
     ordered = sorted(set(updates), key=lambda op: op.id)
     for op in ordered:
         if not isinstance(op.body, Update) or isinstance(op.body, Deferred) or op.device != first.device:
@@ -237,7 +238,9 @@ def defer_updates(
     specs = tuple(dict.fromkeys([first.spec, *(v for op in ordered for v in op.body.variables)]))  # type: ignore[union-attr]
     if returns_step and all(first.spec not in op.body.variables for op in ordered):  # type: ignore[union-attr]
         raise InvalidArgumentError(f"{name}: no update writes {first.name!r}")
+    # Literals become a part of the function, so that workers need not send them.
     inputs = list(dict.fromkeys(t for op in ordered for t in op.inputs if not _is_literal(t)))
+    # An order between two of the updates is kept by ``ordered``.
     before = [c for op in ordered for c in op.control_inputs if c not in ordered]
     body = Deferred(
         specs, _join_updates(ordered, specs, inputs), False, kernel, dict(attrs), len(kernel_inputs), returns_step

@@ -81,6 +81,7 @@ def gradients(
     targets = [_find_sources(operations, leaf) for leaf in leaves]
     stopped = {tensor for item in stop_gradients for tensor in _find_sources(operations, item)}
 
+    # Open control dependencies must not reach the backward pass: see ``_after_control``.
     with graph.as_default(), graph.name_scope(name) as scope, graph.control_dependencies(None):
         backward = _Backward(outputs, {tensor for group in targets for tensor in group}, stopped)
         for y, start in zip(outputs, starts, strict=True):
@@ -179,6 +180,7 @@ class _Backward:
 
     def _differentiate(self, op: Operation) -> None:
         """Adds the backward operation of ``op``, and passes its results to the inputs."""
+        # An integer output has no gradient, though a float input may.
         used = [t for t in op.outputs if t in self._gradients and _is_differentiable(t)]
         needed = [i for i, t in enumerate(op.inputs) if self._needs_gradient(t)]
         if not used or not needed:
@@ -226,6 +228,7 @@ def _make_backward(fn: ArrayFn, count: int, needed: Sequence[int], used: Sequenc
             outputs = fn(*inputs)
             return tuple(outputs[i] for i in used)
 
+        # The forward pass is computed anew here. XLA merges it with the forward pass of the same stage.
         _, vjp = jax.vjp(forward, *[inputs[i] for i in needed])
         return tuple(vjp(tuple(cotangents)))
 

@@ -414,6 +414,7 @@ class Graph:
                     f"{wanted!r} is not a valid operation name: use letters, digits, '.', '_', '-' and '/'"
                 )
             full = wanted[:-1] if wanted.endswith("/") else self.unique_name(wanted)
+            # An operation in two scopes with one dependency waits once.
             control = tuple(dict.fromkeys((*self._scopes.control, *control_inputs)))
             where = (
                 colocate_with.device
@@ -428,6 +429,7 @@ class Graph:
 
     def _requested_device(self, op: OpInfo) -> str:
         """Returns the device that the scopes of this graph request."""
+        # Outside of its block, a graph has the scopes that were open at the last exit.
         if get_default_graph() is self:
             return current_device(op)
         with within_device_scopes(self._scopes.devices):
@@ -477,6 +479,7 @@ class Graph:
                 return self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
             except KeyError as error:
                 raise ValueError(str(error.args[0])) from None
+        # A variable or a wrapper of another package stands for an element by its method.
         element = _find_element(item)
         if element is None:
             raise TypeError(

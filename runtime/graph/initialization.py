@@ -132,6 +132,7 @@ def _find_uninitialized(
     names = [((None,), np.dtype(object))]
     with Graph.of(*(var_list or ()), *given).as_default() as graph:
         inputs = [as_tensor(value) for value in given]
+        # One kernel for each task, instead of one for each variable, saves messages.
         by_device: dict[tuple[str, bool], list[Variable]] = {}
         for v in graph.variables() if var_list is None else var_list:
             by_device.setdefault((v.device, v.spec.local), []).append(v)

@@ -138,6 +138,7 @@ def pick_item(tensor: Operators[Result], item: object) -> Result:
 def _check_bounds(tensor: Operators[object], item: object) -> None:
     """Raises IndexError for a number outside an axis of known size."""
     shape = tensor.shape
+    # Without a static shape only the step can tell.
     if shape is None:
         return
     for axis, index in _find_numbers(item, shape):
@@ -194,6 +195,7 @@ def _apply_unary(name: str, fn: Callable[..., object], self: Operators[Result]) 
 
 
 def _apply(name: str, fn: Callable[..., object], *operands: object) -> Any:
+    # JAX would name no tensor in its error.
     for value in operands:
         if isinstance(value, Operators) and value.dtype.hasobject:
             raise InvalidArgumentError(f"{name}: {value.name!r} is a string tensor; arithmetic works on numbers only")

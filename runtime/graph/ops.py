@@ -55,6 +55,7 @@ def as_array(value: object, dtype: DTypeLike | None = None, what: str = "value")
         if wanted.hasobject:
             raise InvalidArgumentError(f"{what}: {array.dtype.name} given for a string tensor")
         return _cast_array(array, wanted, what)
+    # JAX itself would cut the values of a numpy array without an error.
     if is_64_bit(array.dtype) and not x64_enabled():
         if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
             raise InvalidArgumentError(
@@ -238,6 +239,7 @@ def call(fn: Callable[..., object], *args: object, name: str | None = None, **kw
 
 
 def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, label: str) -> Any:
+    # A large array becomes an input, since a literal would make the program as large as the array.
     places, tensors = [], []
     for i, leaf in enumerate(leaves):
         if is_tensor(leaf) or (isinstance(leaf, np.ndarray | jax.Array) and leaf.nbytes > EMBED_BYTES):
@@ -257,7 +259,9 @@ def _add_call(fn: Callable[..., object], leaves: list[object], tree: PyTreeDef, 
     # An argument such as ``dtype=jnp.int64`` asks for 64-bit mode.
     wide = True if any(_names_64_bits(leaf) for leaf in leaves) else None
     out_tree, outputs = infer(flat_fn, [(t.shape, t.dtype) for t in tensors], label, wide)
+    # A lambda has no name that would help a reader.
     kind = None if "<" in getattr(fn, "__name__", "<") else _function_name(fn)
+    # The operation itself takes and returns flat arrays.
     flat = lambda *arrays: tuple(jax.tree.leaves(flat_fn(*arrays)))  # noqa: E731
     op = pure(flat, tensors, outputs, label, type=kind, wide=bool(wide))
     return jax.tree.unflatten(out_tree, list(op.outputs))

@@ -129,6 +129,7 @@ def current_device(op: OpInfo) -> str:
         TypeError: a device function returned a value of another type.
     """
     requested = DeviceSpec.parse(op.device)
+    # The innermost scope decides first, and outer scopes fill what is left open.
     for scope in reversed(_stack.get()):
         if isinstance(scope, DeviceSpec):
             requested = scope.merge(requested)
@@ -191,6 +192,7 @@ def replica_device_setter(
         _log.warning(
             "replica_device_setter(merge_devices=False) is deprecated: operations with a device are left alone"
         )
+    # Round robin follows the order of creation, which is equal on all workers.
     tasks = itertools.cycle(range(ps_tasks))
     choose = ps_strategy or (lambda op: next(tasks))
     if not callable(choose):

@@ -51,6 +51,7 @@ def run_python_call(op: Operation, session: object, arrays: Sequence[Array]) -> 
     """
     body = op.body
     assert isinstance(body, PythonCall)
+    # The function is user code: its errors reach the caller of the step unchanged.
     given = body.function(session, arrays)
     if len(given) != len(op.outputs):
         raise InvalidArgumentError(f"{op.name!r}: its function gave {len(given)} values, not {len(op.outputs)}")

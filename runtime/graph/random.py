@@ -58,10 +58,13 @@ def random_key(seed: int | None = None, name: str = "random_key") -> Tensor:
     graph = get_default_graph()
     label = graph.unique_name(name)
     impl = str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
+    # The number of words depends on the implementation of keys.
     words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl))).shape
     fixed = seed is not None or graph.seed is not None
+    # The hash of the name is equal in every process, unlike Python's own hash of strings.
     own = zlib.crc32(label.encode()) if seed is None else seed
     seeds = (graph.seed or 0) & 0xFFFFFFFF, own & 0xFFFFFFFF
+    # Without a seed the nonce of the session joins, so that two sessions draw different numbers.
     make = _make_key(impl, (2, 3) if fixed else (0, 1, 2, 3))
     body = RandomKey(lambda step: make(np.array(seeds, np.uint32), step), make, seeds)
     outputs = [(words, np.dtype(np.uint32))]

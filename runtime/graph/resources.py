@@ -169,7 +169,9 @@ class Queue(_Resource):
     def _dequeue_batch(self, n: TensorLike, up_to: bool, name: str | None) -> Tensor | tuple[Tensor, ...]:
         if any(shape is None for shape in self.shapes):
             raise InvalidArgumentError(f"queue {self.name!r}: give it shapes= to dequeue several elements as one batch")
+        # A closed queue may return a smaller last batch, so the size is not static then.
         first = int(n) if isinstance(n, int | np.integer) and not up_to else None
+        # The number is made on the device of the queue, so that no stage on another task is needed.
         with self.graph.as_default(), self.graph.device(lambda op: self.op.device):
             count = as_tensor(n) if hasattr(n, "op") else constant(n, np.int32, name="n")
         outputs = [((first, *(s or ())), d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
@@ -429,6 +431,7 @@ def _list_shapes(shapes: object, count: int, name: str) -> tuple[Shape | None, .
         return (None,) * count
     if not isinstance(shapes, list | tuple):
         raise InvalidArgumentError(f"queue {name!r}: shapes must be a list of shapes, not {shapes!r}")
+    # With one component a single shape may stand without a list around it, as in TF1.
     one = count == 1 and all(d is None or isinstance(d, int | np.integer) for d in shapes)
     listed = [shapes] if one and not (shapes and isinstance(shapes[0], list | tuple)) else list(shapes)
     if len(listed) != count:

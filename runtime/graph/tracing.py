@@ -162,6 +162,7 @@ def _trace_sizes(run: _Run) -> list[object]:
     places = [(i, axis) for i, shape in enumerate(run.shapes) for axis, d in enumerate(shape) if d is None]
     if not places:
         return run({})
+    # Equal sizes come first, since most functions combine their inputs.
     equal: _Sizes = dict.fromkeys(places, _SIZE)
     found = run(equal)
     errors = len(run.failed)

@@ -92,6 +92,7 @@ class Variable(Operators[Tensor]):
         self.trainable = trainable
         if collections is None:
             collections = [GraphKeys.LOCAL_VARIABLES if local else GraphKeys.GLOBAL_VARIABLES]
+        # A local variable belongs to one worker, so no optimizer of the cluster updates it.
         if trainable and not local and GraphKeys.TRAINABLE_VARIABLES not in collections:
             collections = [*collections, GraphKeys.TRAINABLE_VARIABLES]
         for key in collections:
@@ -155,6 +156,7 @@ class Variable(Operators[Tensor]):
         before = self.graph.under_control
         if not before:
             return self._snapshot
+        # Operations under the same dependencies share the read, as arithmetic does elsewhere.
         if before not in self._reads_after:
             with self.graph.name_scope(None):
                 self._reads_after[before] = self._read(f"{self.op.name}/read")
@@ -256,6 +258,7 @@ class Variable(Operators[Tensor]):
         _check_fits(self, tensor)
         if self.dtype.hasobject and not overwrites:
             raise InvalidArgumentError(f"variable {self.spec.name!r} holds strings: {kind} works on numbers only")
+        # Strings live outside of XLA, so a host kernel assigns a string variable.
         op = self.graph.add_operation(
             kind,
             Host("assign", _describe_spec(self.spec), True, self.spec.name)
@@ -303,6 +306,7 @@ def update(
     """
     if not variables:
         raise InvalidArgumentError(f"{name}: no variables to update")
+    # An update is atomic on one task, and no lock spans two tasks.
     devices = sorted({v.device for v in variables})
     if len(devices) > 1:
         raise InvalidArgumentError(f"{name}: one update works on one device, these variables are on {devices}")

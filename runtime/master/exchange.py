@@ -63,6 +63,7 @@ class Run:
 
     def inputs(self, call: RemoteCall | LocalCall) -> list[AnyArray]:
         """Returns the values of a call's inputs."""
+        # A local name saves an attribute lookup for each input of each call.
         values = self.values
         return [values[slot] for slot in call.inline]
 
@@ -132,6 +133,7 @@ class Exchange:
         lanes, run = self._lanes, self._run
         for call in calls:
             lanes[call] = call.peer.acquire(deadline=run.deadline)
+        # From here on another thread can end the step by its connections.
         if run.ending is not None:
             run.ending.cover(lanes[call] for call in calls)
 
@@ -164,6 +166,7 @@ class Exchange:
             buffer = call.borrow()
             run.borrowed.append((call, buffer))
         replies = lane.receive(call.reply_layout, buffer)
+        # A failed receive leaves the connection among the lanes, and ``close`` drops the connection.
         del self._lanes[call]
         if run.ending is not None:
             run.ending.uncover((lane,))
@@ -194,6 +197,7 @@ def run_phase(phase: Phase, run: Run, exchange: Exchange) -> None:
         for local in phase.local:
             run.execute(local)
         return
+    # A failure leaves other calls without a reader, so their connections are given up.
     try:
         exchange.open(phase.remote)
         for call in phase.remote:

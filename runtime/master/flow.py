@@ -79,6 +79,7 @@ class _Flow:
         for thread in self._threads.values():
             thread.cancelled.set("another part of the step failed")
         self._exchange.close()
+        # The threads write into ``_woken``, which closes next.
         for thread in self._threads.values():
             if thread.ident is not None:
                 thread.join()
@@ -91,6 +92,7 @@ class _Flow:
             calls = [(i, self._flow[i].call) for i in ready]
             far = [call for _, call in calls if isinstance(call, RemoteCall)]
             here = [(i, call) for i, call in calls if isinstance(call, LocalCall)]
+            # Calls to other tasks go first: their tasks work while this task starts its own calls.
             self._exchange.open(far)
             for remote in far:
                 self._send_call(remote)
@@ -146,6 +148,7 @@ class _Flow:
         # A call whose connection has broken is sent again, and its reply is awaited with all others.
         answered = [call for call, lane in (by_fd[fd] for fd in found if fd in by_fd) if lane.answered()]
         if not answered:
+            # After a tick without news, each connection checks the life of its task.
             for _, lane in self._exchange.lanes():
                 lane.stalled()
         return answered
@@ -154,6 +157,7 @@ class _Flow:
         if self._run.deadline is None:
             return _TICK_SECS
         left = self._run.deadline - concurrency.monotonic()
+        # The millisecond makes sure that the deadline has passed at the next look.
         return min(left + 0.001, _TICK_SECS) if left > 0 else _LATE_TICK_SECS
 
 

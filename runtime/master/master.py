@@ -89,11 +89,13 @@ class MasterSession:
         self.home = (home.job, home.index)
         self._step_ids = _make_step_ids()
         self.closed = False
+        # A step outside of a pipeline must flush the pipelines first.
         self._ahead: set[Pipeline] = set()
         """The pipelines with a push that was not answered yet, or with parameters for the next step."""
         self._lock = concurrency.Lock()
         self._addresses = {str(task): address for task, address in cluster.tasks().items()}
         self.tasks: dict[str, Task] = {}
+        # The finalizer must not refer to the session, or the session would never be dropped.
         self._end = functools.partial(_end_session, self.id, self.tasks, worker, self._home)
         self._when_dropped = when_dropped(self, self._end)
         self.tasks |= meet_tasks(
@@ -166,6 +168,7 @@ class MasterSession:
         Raises:
             OpError: a task failed. The message names the task.
         """
+        # The check costs a fork test, so an open session skips the check in each step.
         if self.closed:
             self._check_open()
         step = next(_step_numbers)
@@ -375,6 +378,7 @@ class MasterSession:
             if self.closed:
                 return
             self.closed = True
+        # The last push of each pipeline should reach its ps before the connections close.
         for pipeline in list(self._ahead):
             pipeline.finish()
         self._end()
@@ -382,6 +386,7 @@ class MasterSession:
 
     def silent_secs(self) -> float:
         """Returns the seconds without a sign of life of the longest silent task; 0 if all tasks give signs."""
+        # A task of this process cannot be silent while this code runs.
         peers = [task.peer for task in self.tasks.values() if isinstance(task, RemoteTask)]
         since = [peer.silent_since for peer in peers if not peer.lost]
         return max((concurrency.monotonic() - at for at in since if at is not None), default=0.0)
@@ -440,6 +445,7 @@ class Master:
             stopped = self._stopped
             if not stopped:
                 self._sessions[session.id] = session
+        # A server that stopped during the wait must not leave a session behind.
         if stopped:
             session.close()
             raise self._has_stopped()
@@ -468,6 +474,7 @@ class Master:
             UnavailableError: the server has stopped.
         """
         order.sender = self._worker.task
+        # A finished task is not there for the last checkpoint, so its states travel with the report.
         if order.HasField("done"):
             order.done.states.update(_states_to_leave(self._worker))
         tasks = choose_receivers(order, find_holders(_find_visible(self.cluster(), self.target, device_filters)))
@@ -544,6 +551,7 @@ def _find_visible(cluster: ClusterSpec, target: tuple[str, int], filters: Sequen
 
 
 def _end_session(session: int, tasks: Mapping[str, Task], worker: Worker, home: HomeProcess) -> None:
+    # In a forked child the connections belong to the parent.
     if home.was_left:
         return
     for task in tasks.values():

@@ -40,6 +40,7 @@ def can_pipeline(phases: Sequence[Phase], plan: Plan) -> bool:
     pull, compute, push = phases
     if pull.local or compute.remote or push.local or not (pull.remote and compute.local and push.remote):
         return False
+    # A pull that is sent a step early must not change a task, and must not depend on this step.
     reads_only = all(not call.inline and not call.writes_state and not call.dynamic for call in pull.remote)
     pulled = {slot for call in pull.remote for slot in call.reply_slots}
     return reads_only and not pulled.intersection(plan.fetches)
@@ -80,6 +81,7 @@ class Pipeline:
         """The replies of the newest answered push; None before the first reply."""
         self._changing = {slot for call in self._pull_phase.remote for slot in call.reply_slots}
         """Slots of values whose memory changes later: pulled parameters, and feeds of the caller."""
+        # The caller may change an array after its step has returned.
         self._changing.update(range(plan.feeds))
         self._gives_replies = any(call.reply_slots for call in self._push_phase.remote)
 
@@ -107,6 +109,7 @@ class Pipeline:
         A healthy ps answers at once. The wait for a frozen ps, or behind a step of another thread, ends when a task
         would count as silent.
         """
+        # A step of another thread may hang on a dead task, and the end of a session waits for no dead task.
         if not self._lock.acquire(timeout=timeouts.HEARTBEAT_TIMEOUT_SECS):
             return
         try:
@@ -157,6 +160,7 @@ class Pipeline:
         pulled: _Pulled = {}
         calls = self._pull_phase.remote
         try:
+            # All requests go out before the first reply is read, so that the tasks work at the same time.
             for call in calls:
                 exchange.open((call,))
                 exchange.send(call, ())

@@ -65,6 +65,7 @@ class PreparedPlan:
         plan = self.plan
         step_id = plan.step_id_slot
         self._uses_step_id = step_id in plan.fetches or any(step_id in call.inputs for call in plan.stages)
+        # Each step copies this list, which is faster than to build the table slot by slot.
         self._empty = [NOT_COMPUTED] * (plan.slots - step_id)
 
     def values(self, feeds: Sequence[Array], step_ids: Iterator[Array]) -> list[AnyArray]:
@@ -99,11 +100,13 @@ def register_plan(session: Registrar, plan: Plan, times: StepTimes, *, traced: b
     try:
         calls = _register_stages(session, plan, traced, registered)
     except BaseException:
+        # The tasks may be slow or dead, and the error should reach the caller at once.
         later(unregister)
         raise
     worker = session.worker
     exchange: Callable[[Run], Exchange] = Exchange
     if traced:
+        # The master itself sends and receives, so the spans go to the CPU of its task.
         own_device = next(d for d in worker.devices if d.type == "CPU").name
         exchange = functools.partial(TracedExchange, device=own_device, tracer=worker.tracer)
     phases = _make_phases(plan, calls, worker.task)
@@ -169,6 +172,7 @@ def _make_flow(
     """Returns the flow of a phase; empty if no call may wait, or a call has the phase for itself."""
     if len(numbers) < 2 or not any(plan.stages[i].stage.may_wait for i in numbers):
         return ()
+    # A flow counts its calls from 0. Stages before the phase have finished, so their numbers drop out.
     place = {number: k for k, number in enumerate(numbers)}
     return tuple(
         FlowCall(

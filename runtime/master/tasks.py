@@ -97,6 +97,7 @@ def publish(address: str, server: LocalServer) -> None:
     with _servers_lock:
         _servers[address] = server
         before = _stopped.pop(address, None)
+    # The lock is free here, because the worker takes locks of its own.
     if before is not None:
         before.leave(replaced=True)
 
@@ -123,6 +124,7 @@ def find_local(address: str) -> LocalServer | None:
 
 def is_local_session(session: int) -> bool:
     """Returns True if a session belongs to a master of this process."""
+    # Another thread may publish a server meanwhile, so the loop runs over a copy.
     return any(server.master.has_session(session) for server in list(_servers.values()))
 
 
@@ -255,8 +257,10 @@ class RemoteTask:
             if not self.has_backup:
                 raise
             raise DeadlineExceededError(f"{why_not(error)}; waiting for it to go on from its backup") from None
+        # A restarted task has lost its variables, so no call of this session may reach it.
         if self.incarnation and found.incarnation != self.incarnation:
             raise AbortedError("restarted since the session began, its state is gone", task=self.name)
+        # A takeover keeps the incarnation, since the values live on in the backup.
         if self.has_backup and found.takeovers != self._takeovers:
             self._takeovers = found.takeovers
             logging.warning(
@@ -348,6 +352,7 @@ class RemoteTask:
             answer = register_once()
         stage = call.stage
         layout = None if stage.output_specs is None else Layout([stage.output_specs[i] for i in call.replies])
+        # Outputs that other tasks fetch directly are no replies to the master.
         slots = tuple(call.outputs[i] for i in call.replies)
         return RemoteCall(
             self.peer,

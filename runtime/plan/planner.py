@@ -41,6 +41,7 @@ def make_plan(
     if any(isinstance(op.body, Deferred) for op in needed.operations):
         fetches = _fetch_updated_counters(fetches, needed.operations)
         needed = prune_graph(fetches, feeds, done)
+    # Identities are dropped after placement, because an identity may carry a value to another device.
     placed = place_operations(needed.operations, devices)
     needed = drop_identities(needed, lambda a, b: placed[a] == placed[b], feeds)
     traced = _trace_needed(needed, feeds)

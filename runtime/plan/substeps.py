@@ -39,6 +39,7 @@ def split_step(fetches: Sequence[Tensor | Operation], feeds: Collection[Tensor])
     needed = prune_graph(fetches, feeds)
     if not any(map(_is_call, needed.operations)):
         return (Substep(tuple(fetches), tuple(feeds), frozenset(), ()),)
+    # The numbers of the operations decide the substeps. A constant costs nothing, and belongs to none.
     numbers, last = _number_operations(needed)
     kept = _find_kept(needed, numbers) | set(map(_find_operation, fetches))
     fed = set(feeds)

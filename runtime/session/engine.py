@@ -123,6 +123,7 @@ class RemoteEngine:
         self._waits: dict[object, tuple[str, float]] = {}
         """By call under way, the work of the master in words, and the begin of the wait."""
         self._looked_at = concurrency.monotonic()
+        # A failed start leaves no open channel behind.
         try:
             answer = self._create(options)
         except BaseException:
@@ -163,6 +164,7 @@ class RemoteEngine:
                 return rpc.call(self._stub.CreateSession, request, timeout=secs + LATE_SECS, task=self._target)
             except DeadlineExceededError as error:
                 waited = concurrency.monotonic() - started
+                # The last attempt may end a little before the limit.
                 if limit is not None and waited >= limit - 0.01:
                     if listens:
                         raise
@@ -218,9 +220,11 @@ class RemoteEngine:
         request = pb.RunStepRequest(
             session=self.id, plan=number, feeds=pack(feeds), timeout_secs=limit or 0.0, traced=traced
         )
+        # The master itself keeps the limit, and its error names the task. The client waits a little longer.
         allowed = None if limit is None else limit + 1.0
         with self._waiting("run a step"):
             answer = rpc.call(self._stub.RunStep, request, timeout=allowed, task=self._target)
+        # The reply has no value for an operation.
         values = iter(unpack(answer.values))
         return [None if slot < 0 else next(values) for slot in plan.fetches], answer.step_stats
 

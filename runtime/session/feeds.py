@@ -106,6 +106,7 @@ def feed_value(tensor: Tensor, value: object) -> Array:
         TypeError: the value is a tensor, or the dtype cannot hold the value.
         InvalidArgumentError: the shape does not fit, or the value is no array.
     """
+    # A training loop feeds arrays that fit, and each step pays for this line only.
     if type(value) is np.ndarray and value.dtype == tensor.dtype and not value.dtype.hasobject:
         array = value
     elif is_tensor(value):
@@ -147,6 +148,7 @@ def _convert_value(tensor: Tensor, value: object) -> Array:
     # A word is no number, and None is no integer.
     except (TypeError, ValueError) as error:
         raise (InvalidArgumentError if isinstance(error, ValueError) else TypeError)(f"{what}: {error}") from None
+    # A cast of numpy changes values without an error.
     changed = _find_change(array, cast)
     if changed is None:
         return cast

@@ -52,6 +52,7 @@ class Lead:
                 if any(obeyed[task] and obeyed[task].owner != self.owner for task in held):
                     return self.leadership
                 claimed = Leadership(next_epoch(self.owner, obeyed.values()), self.owner)
+                # A task accepts only a limited jump of the epoch, so that no claim can exhaust the epochs.
                 while (lowest := min(leadership.epoch for leadership in obeyed.values())) < claimed.epoch:
                     obeyed = ask(Leadership(min(claimed.epoch, lowest + EPOCHS_AT_ONCE - 1), self.owner))
                 if all(leadership == claimed for leadership in obeyed.values()):
@@ -102,6 +103,7 @@ class Authority:
                 free = [task for task, leadership in obeyed.items() if not leadership]
                 # The first session that claims a free task leads the task.
                 return {**obeyed, **self._ask(free, Leadership(1, self._owner))}
+            # The chief may have claimed a later epoch since the last order of this session.
             if self._claimed != lead.leadership or not self._tasks.issuperset(tasks):
                 wanted = lead.tasks.union(tasks)
                 self._claimed, self._tasks = lead.claim(functools.partial(self._ask, wanted), lead.tasks), wanted

@@ -278,15 +278,18 @@ class RunRecords:
 
     def _send(self, order: RunOrder, cancelled: Cancellation | None = None) -> dict[str, RunRecordView]:
         order.address = self._target.removeprefix("grpc://")
+        # A claim carries the wanted leadership already.
         if self.lead is not None and not order.HasField("claim"):
             order.leadership.CopyFrom(self.lead.leadership.to_proto())
         try:
             self._task, replies = _forward_order(
                 self._target, order, self._device_filters, self.answer_secs, cancelled, self._security
             )
+        # Callers treat a task without an answer as absent, whatever limit ran out.
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, task=error.task) from None
         records = {name: _read_record(reply) for name, reply in replies.items()}
+        # The end of training needs the names of all tasks, even of those that a restarted record forgot.
         self._took_part = self._took_part.union(*(record.joined for record in records.values()))
         return records
 

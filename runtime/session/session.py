@@ -179,6 +179,7 @@ class Session:
         *,
         security: Security | None = None,
     ) -> None:
+        # TF1 programs pass the target of a server as bytes.
         if isinstance(target, bytes):
             target = target.decode()
         if not isinstance(target, str):
@@ -191,6 +192,7 @@ class Session:
         self._home = HomeProcess("the session")
         engine, self.config = _open(target, config, security)
         self._engine = sign_errors(engine)
+        # The finalizer refers to the engine only, or the session would never be dropped.
         self._when_dropped = when_dropped(self, functools.partial(_close_dropped, self._engine, target))
         self.target = target
         self._devices = Devices(
@@ -251,6 +253,7 @@ class Session:
         """
         if self._closed:
             raise ClosedSessionError(self.id)
+        # A forked child shares the connections of its parent, so a step would break both.
         self._home.check()
         if timeout_secs is None:
             timeout_secs = self.config.operation_timeout_secs
@@ -327,6 +330,7 @@ class Session:
 
     def _prepare(self, key: Hashable, part: Substep, values: list[Array]) -> _Prepared:
         """Plans a substep and registers the plan."""
+        # Each new shape compiles a program.
         specs = _describe_feeds(part, values)
         self._shapes.note(specs)
         plan = self._taken.pop(key, None) or make_plan(part.fetches, specs, self._devices, part.done)
@@ -457,6 +461,7 @@ class Session:
         Args:
             error: The error of a block that used the session.
         """
+        # A hook may raise its own error from an error of the session.
         while error is not None:
             if isinstance(error, OpError | ClosedSessionError) and error.session == self.id:
                 return True
@@ -516,6 +521,7 @@ class Session:
             self._closed = True
             if self._home.was_left:
                 return
+            # A closed session needs no finalizer.
             self._when_dropped.detach()
             self._engine.close()
 
@@ -597,6 +603,7 @@ def _open(target: str, config: SessionConfig | None, security: Security | None) 
         raise NotFoundError(
             f"{target!r} is not a session target: it needs the form grpc://host:port, or '' for this process"
         )
+    # A server of this process runs steps without a socket.
     local = find_local(target.removeprefix("grpc://"))
     if local is None:
         return RemoteEngine(target, chosen, security), chosen
