@@ -236,7 +236,7 @@ class Session:
 
         Returns:
             The structure of ``fetches`` with a numpy array (a numpy scalar for shape ``()``, ``bytes`` for a string)
-            in each place. Arrays may be read-only views.
+            in each place. The caller may write into the arrays.
 
         Raises:
             FailedPreconditionError: The session was made before a fork, in the parent process.
