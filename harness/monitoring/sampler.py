@@ -5,7 +5,7 @@ The terminal (``status``) and TensorBoard (``cluster_scalars``) show the samples
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import runtime as rt
@@ -80,13 +80,7 @@ class Sampler:
         records = [record for answer in found.values() if (record := answer.result())]
         joined = {task: at for record in records for task, at in record.addresses.items() if task not in named}
         states += probe(dict(sorted(joined.items(), key=lambda item: (len(item[0]), item[0]))))
-        fates = dict.fromkeys(joined, "gone")
-        for record in records:
-            fates |= {task: f"gone, no sign of life for {secs:.0f} s" for task, secs in record.silent.items()}
-        # A task of the definition that is silent is missing.
-        fates = {task: fate for task, fate in fates.items() if task not in named}
-        fates |= {task: "done" for record in records for task in record.done}
-        fates |= {task: "left" for record in records for task in record.left}
+        fates = _fates(records, joined)
         return [
             replace(state, report=None, problem="", fate=fates[state.task])
             if state.task in fates and (state.report is None or state.report.task != state.task)
@@ -121,6 +115,21 @@ class Sampler:
         except rt.OpError:
             # The task has gone meanwhile, or refuses this client.
             return None
+
+
+def _fates(records: Sequence[rt.lowlevel.RunRecordView], joined: Iterable[str]) -> dict[str, str]:
+    """Returns the reasons, by task, why tasks need not answer.
+
+    A silent task of the cluster definition is missing, so only tasks that have joined besides are gone.
+
+    Args:
+        records: the run records of the tasks with variables.
+        joined: tasks that are in no cluster definition.
+    """
+    silent = {task: secs for record in records for task, secs in record.silent.items()}
+    fates = {task: f"gone, no sign of life for {silent[task]:.0f} s" if task in silent else "gone" for task in joined}
+    fates |= {task: "done" for record in records for task in record.done}
+    return fates | {task: "left" for record in records for task in record.left}
 
 
 def explain(error: rt.OpError, answer_secs: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -198,26 +199,25 @@ class Optimizer:
         variables = list(dict.fromkeys(v for _, v in pairs))
         places = [variables.index(v) for _, v in pairs]
         slots = [list(self._slots_of(v).values()) for v in variables]
-        counts = [len(s) for s in slots]
         extra = [rt.as_tensor(value) for value in self._extra_args.values()]
+        sizes = [len(variables), *map(len, slots), len(pairs), len(extra)]
 
         # One program, so that no reader of the ps sees a variable of this step beside a slot of the step before.
         def step(*arrays: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
-            values = list(arrays[: len(variables)])
-            stored = list(arrays[len(variables) : len(variables) + sum(counts)])
-            gradients = arrays[len(variables) + sum(counts) : -len(extra) or None]
-            given = dict(zip(self._extra_args, arrays[-len(extra) :], strict=True)) if extra else {}
-            states: list[optax.OptState] = []
-            for value, count in zip(values, counts, strict=True):
-                variable = variables[len(states)]
-                states.append(_restored(stored[:count], self._transformation.init(self._alone(variable, value))))
-                del stored[:count]
+            values, *stored, gradients, given = _cut(arrays, sizes)
+            states = [
+                _restored(leaves, self._transformation.init(self._alone(variable, value)))
+                for variable, value, leaves in zip(variables, values, stored, strict=True)
+            ]
+            arguments = dict(zip(self._extra_args, given, strict=True))
             for place, gradient in zip(places, gradients, strict=True):
                 value = values[place]
                 # The gradient may have crossed the wire in fewer bits.
                 gradient = gradient.astype(value.dtype)
                 one = functools.partial(self._alone, variables[place])
-                change, states[place] = self._transformation.update(one(gradient), states[place], one(value), **given)
+                change, states[place] = self._transformation.update(
+                    one(gradient), states[place], one(value), **arguments
+                )
                 values[place] = optax.apply_updates(value, jax.tree.leaves(change)[0])
             return [*values, *(leaf for state in states for leaf in _stored(state))], ()
 
@@ -320,6 +320,12 @@ def _stored(state: optax.OptState, own_keys_of: str | None = None) -> list[jax.A
         number = zlib.crc32(own_keys_of.encode())
         leaves = [jax.random.fold_in(leaf, number) if _is_key(leaf) else leaf for leaf in leaves]
     return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
+
+
+def _cut(arrays: Sequence[jax.Array], sizes: Sequence[int]) -> list[list[jax.Array]]:
+    """Cuts arrays into lists of so many."""
+    left = iter(arrays)
+    return [list(itertools.islice(left, size)) for size in sizes]
 
 
 def _restored(leaves: Sequence[jax.Array], first: optax.OptState) -> optax.OptState:
