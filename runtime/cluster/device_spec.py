@@ -59,7 +59,7 @@ class DeviceSpec:
         Raises:
             InvalidArgumentError: The text is not a device name; the error names the part.
         """
-        return _parse(name)
+        return _parse_name(name)
 
     from_string = parse
     """TF1's name of ``parse``."""
@@ -94,7 +94,7 @@ ANYWHERE = DeviceSpec()
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse(name: str) -> DeviceSpec:
+def _parse_name(name: str) -> DeviceSpec:
     found: dict[str, str] = {}
     for part in filter(None, name.split("/")):
         key, _, value = part.partition(":")

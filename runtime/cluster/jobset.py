@@ -47,17 +47,17 @@ class JobSetClusterResolver(ClusterResolver):
             InvalidArgumentError: A variable is missing or invalid; the error names the variable.
         """
         # The names follow the JobSet API: <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>.
-        name = _variable(NAME_VARIABLE)
+        name = _read_variable(NAME_VARIABLE)
         subdomain = os.environ.get(SUBDOMAIN_VARIABLE) or name
-        port = _number(PORT_VARIABLE, str(DEFAULT_PORT))
+        port = _read_number(PORT_VARIABLE, str(DEFAULT_PORT))
         return ClusterSpec(
             {
                 job: {
                     j * pods + p: f"{name}-{job}-{j}-{p}.{subdomain}:{port}"
                     for j in range(replicas)
-                    for p in [*range(pods), *_added(job, pods, grows)]
+                    for p in [*range(pods), *_added_pods(job, pods, grows)]
                 }
-                for job, (replicas, pods, grows) in _sizes().items()
+                for job, (replicas, pods, grows) in _job_sizes().items()
             }
         )
 
@@ -71,12 +71,12 @@ class JobSetClusterResolver(ClusterResolver):
         Raises:
             InvalidArgumentError: A variable is missing or invalid, or the task of this pod is not in the cluster.
         """
-        cluster, job = self.cluster_spec(), _variable(JOB_VARIABLE)
-        index = _number(JOB_INDEX_VARIABLE)
+        cluster, job = self.cluster_spec(), _read_variable(JOB_VARIABLE)
+        index = _read_number(JOB_INDEX_VARIABLE)
         # An unknown job gets its error from `own_task`, which lists the known jobs.
         if job in cluster.jobs:
-            replicas, pods, grows = _sizes()[job]
-            pod = _number(POD_INDEX_VARIABLE, "0")
+            replicas, pods, grows = _job_sizes()[job]
+            pod = _read_number(POD_INDEX_VARIABLE, "0")
             # Without this check a pod of child job 1 could take the index of a pod of child job 2.
             if index >= replicas or (pod >= pods and not grows):
                 where = f"{JOB_INDEX_VARIABLE}={index}, {POD_INDEX_VARIABLE}={pod}"
@@ -87,18 +87,18 @@ class JobSetClusterResolver(ClusterResolver):
         return cluster, own_task(cluster, job, index, f"{JOB_VARIABLE} and {JOB_INDEX_VARIABLE}")
 
 
-def _added(job: str, pods: int, grows: bool) -> list[int]:
+def _added_pods(job: str, pods: int, grows: bool) -> list[int]:
     """Returns the index of this pod if its job has grown since the variables were written."""
     # A pod knows no pod index but its own, so only its own job can have an added task here.
     if job != os.environ.get(JOB_VARIABLE) or not grows:
         return []
-    pod = _number(POD_INDEX_VARIABLE, "0")
+    pod = _read_number(POD_INDEX_VARIABLE, "0")
     return [pod] if pod >= pods else []
 
 
-def _sizes() -> dict[str, tuple[int, int, bool]]:
+def _job_sizes() -> dict[str, tuple[int, int, bool]]:
     """Returns the number of child jobs, of pods in each, and True if there may be more pods, by job."""
-    text = _variable(JOBS_VARIABLE)
+    text = _read_variable(JOBS_VARIABLE)
     sizes: dict[str, tuple[int, int, bool]] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)=(\d+)(?:x(\d+))?(\+)?\s*", part)
@@ -114,7 +114,7 @@ def _sizes() -> dict[str, tuple[int, int, bool]]:
     return sizes
 
 
-def _variable(name: str) -> str:
+def _read_variable(name: str) -> str:
     value = os.environ.get(name)
     # A manifest without the downward API leaves the variable empty or unset.
     if not value:
@@ -123,10 +123,10 @@ def _variable(name: str) -> str:
     return value
 
 
-def _number(name: str, default: str | None = None) -> int:
+def _read_number(name: str, default: str | None = None) -> int:
     text = os.environ.get(name) or default
     if text is None:
-        text = _variable(name)
+        text = _read_variable(name)
     if not (text.isascii() and text.isdigit()):
         raise InvalidArgumentError(f"{name} must be a number, got {text!r}")
     return int(text)

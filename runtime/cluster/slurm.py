@@ -32,10 +32,10 @@ class SlurmClusterResolver(ClusterResolver):
     def __init__(self, jobs: Mapping[str, int] | None = None, port_base: int = 8888) -> None:
         """Makes the resolver; see the class."""
         # Slurm numbers the tasks of a step from 0 and calls the number PROCID.
-        rank = int(_slurm("PROCID"))
-        jobs = {"worker": int(_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
-        groups = _groups()
-        places = _places(groups)
+        rank = int(_read_slurm("PROCID"))
+        jobs = {"worker": int(_read_slurm("STEP_NUM_TASKS"))} if jobs is None else jobs
+        groups = _node_groups()
+        places = _rank_places(groups)
         if sum(jobs.values()) > len(places):
             raise RuntimeError(
                 f"the jobs {dict(jobs)} need {sum(jobs.values())} tasks, this Slurm step has {len(places)}: "
@@ -134,28 +134,29 @@ def _expand_range(part: str) -> list[str]:
     return names
 
 
-def _groups() -> list[dict[str, int]]:
+def _node_groups() -> list[dict[str, int]]:
     """Returns the number of tasks on each node, in the order of ranks, for each group; most jobs are one group."""
     size = int(os.environ.get("SLURM_HET_SIZE", 1))
     if size > 1:
         groups = [
-            _nodes(f"JOB_NODELIST_HET_GROUP_{group}", f"TASKS_PER_NODE_HET_GROUP_{group}") for group in range(size)
+            _tasks_by_node(f"JOB_NODELIST_HET_GROUP_{group}", f"TASKS_PER_NODE_HET_GROUP_{group}")
+            for group in range(size)
         ]
         # A step may run on one group alone. Then the sum differs, and the variables of the step are right.
-        if sum(sum(nodes.values()) for nodes in groups) == int(_slurm("STEP_NUM_TASKS")):
+        if sum(sum(nodes.values()) for nodes in groups) == int(_read_slurm("STEP_NUM_TASKS")):
             return groups
-    return [_nodes("STEP_NODELIST", "STEP_TASKS_PER_NODE")]
+    return [_tasks_by_node("STEP_NODELIST", "STEP_TASKS_PER_NODE")]
 
 
-def _nodes(nodelist: str, tasks_per_node: str) -> dict[str, int]:
+def _tasks_by_node(nodelist: str, tasks_per_node: str) -> dict[str, int]:
     """Returns the number of tasks on each node, from the Slurm variables of these names."""
-    hosts, counts = expand_hostlist(_slurm(nodelist)), expand_tasks_per_node(_slurm(tasks_per_node))
+    hosts, counts = expand_hostlist(_read_slurm(nodelist)), expand_tasks_per_node(_read_slurm(tasks_per_node))
     if len(counts) != len(hosts):
         raise RuntimeError(f"SLURM_{tasks_per_node} has {len(counts)} nodes, SLURM_{nodelist} {len(hosts)}")
     return dict(zip(hosts, counts, strict=True))
 
 
-def _places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
+def _rank_places(groups: list[dict[str, int]]) -> list[tuple[str, int]]:
     """Returns the node, and the number on the node, of each rank; a node may be in several groups."""
     places: list[tuple[str, int]] = []
     used: dict[str, int] = {}
@@ -174,7 +175,7 @@ def _group_of(groups: list[dict[str, int]], rank: int) -> int:
     return next((group for group, end in enumerate(ends) if rank < end), len(groups) - 1)
 
 
-def _slurm(name: str) -> str:
+def _read_slurm(name: str) -> str:
     value = os.environ.get(f"SLURM_{name}")
     if value is None:
         raise RuntimeError(f"SLURM_{name} is not set: not inside a Slurm step? Start this program with srun")

@@ -95,11 +95,11 @@ class ClusterSpec:
 
     def num_tasks(self, job_name: str) -> int:
         """Returns the number of tasks of a job, without gaps between indices."""
-        return len(self._tasks(job_name))
+        return len(self._tasks_of(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
         """Returns the indices of a job's tasks, ascending."""
-        return list(self._tasks(job_name))
+        return list(self._tasks_of(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """Returns the address of a task.
@@ -110,7 +110,7 @@ class ClusterSpec:
         Raises:
             InvalidArgumentError: There is no such job or task.
         """
-        tasks = self._tasks(job_name)
+        tasks = self._tasks_of(job_name)
         if task_index not in tasks:
             there = ", ".join(map(str, tasks)) or "none"
             raise InvalidArgumentError(f"No task with index {task_index} in job {job_name!r}; its tasks: {there}")
@@ -118,7 +118,7 @@ class ClusterSpec:
 
     def job_tasks(self, job_name: str) -> list[str | None]:
         """Returns the addresses of a job by index, with None for missing tasks."""
-        tasks = self._tasks(job_name)
+        tasks = self._tasks_of(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def tasks(self) -> dict[TaskId, str]:
@@ -173,7 +173,7 @@ class ClusterSpec:
         canonical = json.dumps([[job, sorted(self._jobs[job].items())] for job in sorted(self._jobs)])
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
-    def _tasks(self, job_name: str) -> dict[int, str]:
+    def _tasks_of(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:
             there = ", ".join(self._jobs) or "none"
             raise InvalidArgumentError(f"No such job in cluster: {job_name!r}; its jobs: {there}")
@@ -217,7 +217,7 @@ def difference(here: ClusterSpec, there: ClusterSpec) -> str:
         for index in sorted({*left, *right}):
             if left.get(index) != right.get(index):
                 found.append(
-                    f"task {index} of job {job}: {_shown(left.get(index))} here, {_shown(right.get(index))} there"
+                    f"task {index} of job {job}: {_show(left.get(index))} here, {_show(right.get(index))} there"
                 )
     more = [f"and {len(found) - _MAX_DIFFERENCES} more"] if len(found) > _MAX_DIFFERENCES else []
     return "; ".join(found[:_MAX_DIFFERENCES] + more)
@@ -281,7 +281,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _shown(address: str | None) -> str:
+def _show(address: str | None) -> str:
     return "no such task" if address is None else repr(address)
 
 

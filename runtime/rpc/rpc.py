@@ -67,7 +67,7 @@ _CLOSED_HERE = "Channel closed!"
 """gRPC's text for a call under way whose channel this process has closed. Only the text marks such a call."""
 
 
-def _ms(secs: float) -> int:
+def _to_millis(secs: float) -> int:
     return round(secs * 1000)
 
 
@@ -76,15 +76,15 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     # A proxy of the environment must not take local traffic.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", _ms(timeouts.GRPC_BACKOFF_SECS)),
+    ("grpc.initial_reconnect_backoff_ms", _to_millis(timeouts.GRPC_BACKOFF_SECS)),
     # The limit of one attempt. After a refusal the next attempt comes sooner.
-    ("grpc.min_reconnect_backoff_ms", _ms(timeouts.ATTEMPT_SECS)),
+    ("grpc.min_reconnect_backoff_ms", _to_millis(timeouts.ATTEMPT_SECS)),
     # Every task waits for a restarted ps.
-    ("grpc.max_reconnect_backoff_ms", _ms(timeouts.GRPC_BACKOFF_SECS)),
+    ("grpc.max_reconnect_backoff_ms", _to_millis(timeouts.GRPC_BACKOFF_SECS)),
     # A restarted task may have moved.
-    ("grpc.dns_min_time_between_resolutions_ms", _ms(timeouts.GRPC_DNS_SECS)),
-    ("grpc.keepalive_time_ms", _ms(timeouts.GRPC_IDLE_SECS)),
-    ("grpc.keepalive_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),
+    ("grpc.dns_min_time_between_resolutions_ms", _to_millis(timeouts.GRPC_DNS_SECS)),
+    ("grpc.keepalive_time_ms", _to_millis(timeouts.GRPC_IDLE_SECS)),
+    ("grpc.keepalive_timeout_ms", _to_millis(timeouts.GRPC_PING_SECS)),
     ("grpc.keepalive_permit_without_calls", 0),
     (
         # By default gRPC pings a silent call twice, then once a minute.
@@ -92,7 +92,7 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
         0,
     ),
     # Otherwise a frozen peer would go unseen for a minute.
-    ("grpc.http2.ping_timeout_ms", _ms(timeouts.GRPC_PING_SECS)),
+    ("grpc.http2.ping_timeout_ms", _to_millis(timeouts.GRPC_PING_SECS)),
 ]
 _TOO_LONG = "larger than max"
 """The part of gRPC's text that marks a message over the limit."""
@@ -121,14 +121,14 @@ def server_options(limits: Limits) -> list[tuple[str, str | int]]:
         ("grpc.max_concurrent_streams", limits.client_waiting_calls + limits.calls + limits.orders),
         ("grpc.max_allowed_incoming_connections", limits.rpc_connections),
         # Also for a connection that sends no settings.
-        ("grpc.server_handshake_timeout_ms", _ms(limits.hello_secs)),
-        ("grpc.max_connection_idle_ms", _ms(limits.rpc_idle_secs)),
+        ("grpc.server_handshake_timeout_ms", _to_millis(limits.hello_secs)),
+        ("grpc.max_connection_idle_ms", _to_millis(limits.rpc_idle_secs)),
         # Bit 0 stands for no compression.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         # A second server on one port must fail, not share the port.
         ("grpc.so_reuseport", 0),
         # Otherwise a client that pings every GRPC_IDLE_SECS is cut off as a nuisance in a call of minutes.
-        ("grpc.http2.min_ping_interval_without_data_ms", _ms(timeouts.GRPC_LEAST_IDLE_SECS)),
+        ("grpc.http2.min_ping_interval_without_data_ms", _to_millis(timeouts.GRPC_LEAST_IDLE_SECS)),
     ]
 
 
@@ -152,9 +152,9 @@ def open_channel(address: str, given: Security | None = None, task: str = "") ->
     certificates = given.tls() if given else None
     if certificates is not None:
         certificates.check()
-    plain = _Channel(security.dialled(address), certificates, task)
-    channel = grpc.intercept_channel(cast(grpc.Channel, plain), _Diagnosis(plain))
-    return grpc.intercept_channel(channel, _Prover(channel, address, given, task))
+    plain = _LazyChannel(security.dialled(address), certificates, task)
+    channel = grpc.intercept_channel(cast(grpc.Channel, plain), _ReachDiagnosis(plain))
+    return grpc.intercept_channel(channel, _TokenProver(channel, address, given, task))
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
@@ -181,7 +181,7 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(configuration(), fetcher, require_client_authentication=True)
 
 
-class _Channel:
+class _LazyChannel:
     """A channel that connects when used, and may be closed meanwhile.
 
     The interceptors ask for the method of each call anew, because gRPC itself ends the process when a closed channel
@@ -219,7 +219,7 @@ class _Channel:
                     raise ValueError("the channel is closed")
                 held = None if self.certificates is None else self.certificates.current
                 if self._channel is None or held is not self._held:
-                    self._channel, self._held = self._open(held), held
+                    self._channel, self._held = self._connect_channel(held), held
                 return getattr(self._channel, name)(*arguments, **options)
 
         return function
@@ -235,7 +235,7 @@ class _Channel:
         """Looks at the task for at most ``secs`` seconds, by another connection."""
         return diagnosis.look(self._target, self.certificates, self._task, secs)
 
-    def _open(self, held: Credential | None) -> grpc.Channel:
+    def _connect_channel(self, held: Credential | None) -> grpc.Channel:
         options = dict([*CHANNEL_OPTIONS, *http_proxy.grpc_options()])
         if held is None:
             return grpc.insecure_channel(self._target, options=list(options.items()))
@@ -245,13 +245,13 @@ class _Channel:
         return grpc.secure_channel(self._target, credentials, list(options.items()))
 
 
-class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+class _ReachDiagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     """An interceptor that finds the reason why a task cannot be reached.
 
     gRPC reports the same error for a task gone and for a task with other TLS settings or certificates.
     """
 
-    def __init__(self, channel: _Channel) -> None:
+    def __init__(self, channel: _LazyChannel) -> None:
         self._channel = channel
         self._reached = False
 
@@ -298,14 +298,14 @@ class _Diagnosis(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 or concurrency.monotonic() >= deadline
                 or self._channel.closed.wait(times.LOOK_AGAIN_SECS)
             ):
-                return _until(details, deadline)
+                return _with_deadline(details, deadline)
 
 
 def _deadline_of(details: grpc.ClientCallDetails) -> float:
     return math.inf if details.timeout is None else concurrency.monotonic() + float(details.timeout)
 
 
-def _until(details: grpc.ClientCallDetails, deadline: float, **changed: object) -> grpc.ClientCallDetails:
+def _with_deadline(details: grpc.ClientCallDetails, deadline: float, **changed: object) -> grpc.ClientCallDetails:
     """Returns the details of a call that ends at a deadline.
 
     Args:
@@ -318,7 +318,7 @@ def _until(details: grpc.ClientCallDetails, deadline: float, **changed: object) 
     return details._replace(timeout=left, **changed)  # type: ignore[attr-defined,no-any-return]
 
 
-def _texts(metadata: _Texts) -> Mapping[str, str]:
+def _read_texts(metadata: _Texts) -> Mapping[str, str]:
     return {key: str(value) for key, value in metadata or ()}
 
 
@@ -327,10 +327,10 @@ def _has_no_contact(answer: grpc.Call) -> bool:
 
     Returns False for an error sent by the task itself.
     """
-    return answer.code() is grpc.StatusCode.UNAVAILABLE and _TYPE not in _texts(answer.trailing_metadata())
+    return answer.code() is grpc.StatusCode.UNAVAILABLE and _TYPE not in _read_texts(answer.trailing_metadata())
 
 
-class _Challenge(NamedTuple):
+class _TokenChallenge(NamedTuple):
     """The answer of a server to a call without a proof.
 
     Attributes:
@@ -347,7 +347,7 @@ class _Challenge(NamedTuple):
     task: str
 
 
-class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+class _TokenProver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     """An interceptor that proves the token of this process with each call.
 
     A process with a token makes an empty call first. By the answer the server proves to have the token too, and to be
@@ -381,9 +381,9 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         """
         details, deadline, asked = client_call_details, _deadline_of(client_call_details), False
         for _ in range(_MOST_PROOFS):
-            shown = self._shown = self._shown or self._introduce(_until(details, deadline), asked)
+            shown = self._shown = self._shown or self._find_proof(_with_deadline(details, deadline), asked)
             metadata = (*(details.metadata or ()), self._speaks, (_PROOF, shown))
-            answer = continuation(_until(details, deadline, metadata=metadata), request)
+            answer = continuation(_with_deadline(details, deadline, metadata=metadata), request)
             if not answer.done():
                 break
             asked = _challenge_of(answer) is not None
@@ -394,7 +394,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
                 break
         return answer
 
-    def _introduce(self, details: grpc.ClientCallDetails, asked: bool) -> str:
+    def _find_proof(self, details: grpc.ClientCallDetails, asked: bool) -> str:
         """Returns the proof that calls show.
 
         Args:
@@ -409,7 +409,7 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         token = find_token(self._address, self._given, timeouts.ATTEMPT_SECS)
         nonce = concurrency.random_hex(16)
         unproven = f".{nonce}.{self._about}."
-        challenge = self._ask(unproven, details) if asked or token is not None else None
+        challenge = self._ask_server(unproven, details) if asked or token is not None else None
         if challenge is None and token is not None:
             raise UnauthenticatedError(security.not_asked(token))
         if challenge is None:
@@ -420,14 +420,14 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
             if any(hmac.compare_digest(expected, proof) for proof in challenge.proofs):
                 return ".".join((*about, call_proof(token.key, b"client", *about)))
         # A call with the server's nonce and without a proof lets the server log the refusal.
-        self._ask(f"{challenge.nonce}{unproven}", details)
+        self._ask_server(f"{challenge.nonce}{unproven}", details)
         if not challenge.proofs:
             if security.dialled(challenge.address) == security.dialled(self._address):
                 raise InvalidArgumentError(f"at {self._address} answers {challenge.task}, not {self._task}")
             raise UnauthenticatedError(security.elsewhere(self._address, challenge.address))
         raise UnauthenticatedError(security.none_found() if token is None else security.wrong(token))
 
-    def _ask(self, shown: str, details: grpc.ClientCallDetails) -> _Challenge | None:
+    def _ask_server(self, shown: str, details: grpc.ClientCallDetails) -> _TokenChallenge | None:
         """Makes an empty call, and returns the challenge of the server.
 
         Returns None if the server asks for no proof.
@@ -447,13 +447,13 @@ class _Prover(grpc.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
         return None
 
 
-def _challenge_of(answer: grpc.Call | grpc.RpcError) -> _Challenge | None:
+def _challenge_of(answer: grpc.Call | grpc.RpcError) -> _TokenChallenge | None:
     """Returns the challenge of the server in a refused call, or None."""
-    told = _texts(answer.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
+    told = _read_texts(answer.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
     if answer.code() is not grpc.StatusCode.UNAUTHENTICATED or _CHALLENGE not in told:
         return None
     nonce, *proofs = told[_CHALLENGE].split(".")
-    return _Challenge(nonce, proofs, printable(told.get(_ADDRESS, "")), printable(told.get(_TASK, "")))
+    return _TokenChallenge(nonce, proofs, printable(told.get(_ADDRESS, "")), printable(told.get(_TASK, "")))
 
 
 @functools.cache
@@ -503,7 +503,7 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._nonce = concurrency.random_hex(16)
 
     @functools.cached_property
-    def _own(self) -> frozenset[str]:
+    def _own_names(self) -> frozenset[str]:
         """The texts by which a client may mean this task.
 
         Each is the hash of an address of the task, with the name of the task or without.
@@ -513,8 +513,8 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def is_observer(self, handler_call_details: grpc.HandlerCallDetails) -> bool:
         """Returns True if a call comes from a client with the observer's token."""
-        shown = _shown(_texts(handler_call_details.invocation_metadata))
-        return any(self._proves(shown, key) for key in self._keys[1:])
+        shown = _shown_proof(_read_texts(handler_call_details.invocation_metadata))
+        return any(self._proves_key(shown, key) for key in self._keys[1:])
 
     def intercept_service(
         self,
@@ -522,34 +522,34 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Returns the handler of a call, or a handler that refuses the call."""
-        told = _texts(handler_call_details.invocation_metadata)
-        shown, problem = _shown(told), versions.why_not_understood(told.get(_WIRE, ""))
+        told = _read_texts(handler_call_details.invocation_metadata)
+        shown, problem = _shown_proof(told), versions.why_not_understood(told.get(_WIRE, ""))
         # The next interceptor checks which orders a client with a token may give.
-        is_known = not self._keys or any(self._proves(shown, key) for key in self._keys)
+        is_known = not self._keys or any(self._proves_key(shown, key) for key in self._keys)
         if handler_call_details.method.startswith(_OPEN_TO_ALL) or (is_known and not problem):
             return continuation(handler_call_details)
 
         def refuse(requests: object, context: grpc.ServicerContext) -> None:
             if problem:
                 abort(context, UnimplementedError(problem, task=self._task))
-            self._refuse(shown, context)
+            self._refuse_call(shown, context)
 
         return grpc.stream_unary_rpc_method_handler(for_strangers(refuse))
 
-    def _proves(self, shown: str, key: bytes) -> bool:
-        nonce, theirs, about, proof = _parts(shown)
-        if nonce != self._nonce or about not in self._own:
+    def _proves_key(self, shown: str, key: bytes) -> bool:
+        nonce, theirs, about, proof = _split_proof(shown)
+        if nonce != self._nonce or about not in self._own_names:
             return False
         return hmac.compare_digest(proof.encode(), call_proof(key, b"client", nonce, theirs, about).encode())
 
-    def _refuse(self, shown: str, context: grpc.ServicerContext) -> None:
+    def _refuse_call(self, shown: str, context: grpc.ServicerContext) -> None:
         # A method that takes a stream reads no message unless it asks for one.
-        nonce, theirs, about, _ = _parts(shown)
+        nonce, theirs, about, _ = _split_proof(shown)
         # A client that asks for a challenge, or has the nonce of an earlier process, comes again.
         if not shown or nonce == self._nonce:
             self._refusals.tell(host_of(context.peer()), "it has not shown that it has the token (calls)")
         proofs = []
-        if about in self._own:
+        if about in self._own_names:
             proofs = [call_proof(key, b"server", self._nonce, theirs, about) for key in self._keys]
         error = UnauthenticatedError("it asks for a token")
         context.set_trailing_metadata(
@@ -563,12 +563,12 @@ class ClientCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
 
 
-def _shown(told: Mapping[str, str]) -> str:
+def _shown_proof(told: Mapping[str, str]) -> str:
     """Returns the proof in the metadata of a call."""
     return told.get(_PROOF, "")[:_LONGEST_PROOF]
 
 
-def _parts(shown: str) -> tuple[str, str, str, str]:
+def _split_proof(shown: str) -> tuple[str, str, str, str]:
     nonce, theirs, about, proof, *_ = (*shown.split(".", 3), "", "", "")
     return nonce, theirs, about, proof
 
@@ -635,7 +635,7 @@ def call(
 
 
 def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
-    told = _texts(error.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
+    told = _read_texts(error.trailing_metadata())  # type: ignore[arg-type]  # its stubs are wrong
     code, number = error.code().value[0], told.get(_TYPE, "")
     if number.isdecimal() and int(number) & 0xFF == code:
         # The low byte of an error type's number is its gRPC code. A number with another code is not ours.
@@ -649,11 +649,11 @@ def _from_grpc(error: grpc.RpcError, task: str) -> OpError:
     return error_from_code(code, text, told.get(_TASK, task))
 
 
-class _Running(concurrency.local):
+class _RunningCall(concurrency.local):
     context: grpc.ServicerContext | None = None
 
 
-_running = _Running()
+_running = _RunningCall()
 
 
 @contextlib.contextmanager

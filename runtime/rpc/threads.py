@@ -72,7 +72,7 @@ class CallThreads(futures.ThreadPoolExecutor):
                 return future
             self._count += 1
         try:
-            self._threads_of_calls.start(self._work, name=self._name)
+            self._threads_of_calls.start(self._make_calls, name=self._name)
         except RuntimeError as error:
             # The system has no thread left. The next thread that is free takes the call.
             with self._changed:
@@ -80,7 +80,7 @@ class CallThreads(futures.ThreadPoolExecutor):
             logging.error("No thread for a call of the control plane, which waits for one: %s", error)
         return future
 
-    def _work(self) -> None:
+    def _make_calls(self) -> None:
         while (run := self._take_call()) is not None:
             run()
             # The objects of a call must not live until the next call comes.

@@ -82,9 +82,9 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 # With the full token alone, every client may do everything.
                 if self.certificates or observer:
-                    self._check(method, request, context, observer)
+                    self._check_rights(method, request, context, observer)
                 with self.pools.place(method.pool(request), context):
-                    return self._recorded(method, request, context, call)
+                    return self._record_call(method, request, context, call)
             except OpError as error:
                 if isinstance(error, ResourceExhaustedError) and error.limit:
                     self.refusals.tell(rpc.host_of(context.peer()), error.message, "limit")
@@ -96,7 +96,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             response_serializer=handler.response_serializer,
         )
 
-    def _check(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
+    def _check_rights(self, method: Method, request: Any, context: grpc.ServicerContext, observer: bool) -> None:
         """Checks that the client may make a call. A refusal is logged and audited.
 
         Raises:
@@ -117,7 +117,7 @@ class CallControl(grpc.ServerInterceptor):  # type: ignore[type-arg]
             self.refusals.tell(rpc.host_of(context.peer()), error.message, order, rpc.names(context))
             raise
 
-    def _recorded(
+    def _record_call(
         self,
         method: Method,
         request: Any,

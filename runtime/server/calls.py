@@ -49,18 +49,18 @@ class Method(NamedTuple):
     most_bytes: int | None = None
 
 
-def _always(what: str) -> Callable[[Any], str]:
+def _always_name(what: str) -> Callable[[Any], str]:
     return lambda request: what
 
 
 # A call to a master asks other tasks, and these may be asking this task. With a wait for a place in a pool, tasks could
 # wait for each other forever. So a call of this pool gets a place at once or is refused.
-_waits: Final = _always(WAITING)
-_session: Final = _always("session")
+_waits: Final = _always_name(WAITING)
+_session: Final = _always_name("session")
 
 
-def _checkpoint(order: services_pb2.CheckpointOrder) -> str:
-    return _known(f"checkpoint.{order.WhichOneof('order')}")
+def _checkpoint_order(order: services_pb2.CheckpointOrder) -> str:
+    return _known_order(f"checkpoint.{order.WhichOneof('order')}")
 
 
 def _checkpoint_pool(order: services_pb2.CheckpointOrder) -> str:
@@ -68,11 +68,11 @@ def _checkpoint_pool(order: services_pb2.CheckpointOrder) -> str:
 
 
 def _checkpoint_entry(order: services_pb2.CheckpointOrder) -> Entry:
-    return _entry("checkpoint", AUDITED_CHECKPOINT_ORDERS, order)
+    return _audit_entry("checkpoint", AUDITED_CHECKPOINT_ORDERS, order)
 
 
-def _run(order: run_record_pb2.RunOrder) -> str:
-    return _known(f"run.{order.WhichOneof('order')}")
+def _run_order(order: run_record_pb2.RunOrder) -> str:
+    return _known_order(f"run.{order.WhichOneof('order')}")
 
 
 def _run_pool(order: run_record_pb2.RunOrder) -> str:
@@ -81,19 +81,19 @@ def _run_pool(order: run_record_pb2.RunOrder) -> str:
 
 
 def _run_entry(order: run_record_pb2.RunOrder) -> Entry:
-    return _entry("run", AUDITED_RUN_ORDERS, order)
+    return _audit_entry("run", AUDITED_RUN_ORDERS, order)
 
 
 def _run_sender(order: run_record_pb2.RunOrder) -> str | None:
     return order.sender if order.WhichOneof("order") in OF_THE_SENDER else None
 
 
-def _known(order: str) -> str:
+def _known_order(order: str) -> str:
     # A newer client may know more orders. The task refuses these itself, with an error that the client understands.
     return order if order in roles.MAY else "unknown"
 
 
-def _entry(plane: str, audited: Mapping[str, str], message: Any) -> Entry:
+def _audit_entry(plane: str, audited: Mapping[str, str], message: Any) -> Entry:
     order = message.WhichOneof("order")
     if order not in audited:
         return None
@@ -101,19 +101,19 @@ def _entry(plane: str, audited: Mapping[str, str], message: Any) -> Entry:
     return f"{plane}.{order}", str(getattr(getattr(message, order), field)) if field else ""
 
 
-def _stage(*calls: stage_pb2.StageCallDef) -> str:
+def _stage_order(*calls: stage_pb2.StageCallDef) -> str:
     # A kernel that runs on a condition has the prefix of `graph.op_kinds.WHEN`.
     kernels = (host.kernel.rpartition("when/")[2] for call in calls for host in call.stage.host)
     return "quorum" if any(kernel in CHIEFS_KERNELS for kernel in kernels) else "register"
 
 
-def _program(request: services_pb2.RegisterRequest) -> Entry:
+def _program_entry(request: services_pb2.RegisterRequest) -> Entry:
     # A client sends a program without its bytes first. Only the bytes bring something new into this process.
     program = request.call.stage.program
     return ("program", program.sha256.hex()) if program.blob else None
 
 
-def _status(request: services_pb2.StatusRequest) -> str:
+def _status_order(request: services_pb2.StatusRequest) -> str:
     # A status call with a cluster teaches this task addresses, which needs a right of its own.
     return "introduce" if request.HasField("cluster") else "status"
 
@@ -125,11 +125,11 @@ _CLUSTER_BYTES: Final = 1 << 20
 _RUN_BYTES: Final = 2 * MOST_STATE_BYTES
 """Most bytes of an order to the run record: the states of a worker, and the names of all tasks."""
 
-_CHECKPOINT: Final = Method(_checkpoint, _checkpoint_pool, _checkpoint_entry)
-_RUN: Final = Method(_run, _run_pool, _run_entry, _run_sender, _RUN_BYTES)
+_CHECKPOINT: Final = Method(_checkpoint_order, _checkpoint_pool, _checkpoint_entry)
+_RUN: Final = Method(_run_order, _run_pool, _run_entry, _run_sender, _RUN_BYTES)
 
 
-def _forwarded(of: Method) -> Method:
+def _forwarded_rules(of: Method) -> Method:
     """Returns the rules for a forwarded order: the rules of the order, with the master's own task as its sender."""
     return Method(
         lambda r: of.order(r.order),
@@ -141,25 +141,27 @@ def _forwarded(of: Method) -> Method:
 
 
 METHODS: Final[Mapping[str, Method]] = {
-    "/bellwether.WorkerService/Status": Method(_status, most_bytes=_CLUSTER_BYTES),
-    "/bellwether.WorkerService/Metrics": Method(_always("metrics"), most_bytes=_SHORT_BYTES),
-    "/bellwether.WorkerService/Register": Method(lambda r: _stage(r.call), _always(REGISTRATIONS), _program),
-    "/bellwether.WorkerService/Unregister": Method(_always("unregister")),
-    "/bellwether.WorkerService/Trace": Method(_always("trace"), most_bytes=_SHORT_BYTES),
+    "/bellwether.WorkerService/Status": Method(_status_order, most_bytes=_CLUSTER_BYTES),
+    "/bellwether.WorkerService/Metrics": Method(_always_name("metrics"), most_bytes=_SHORT_BYTES),
+    "/bellwether.WorkerService/Register": Method(
+        lambda r: _stage_order(r.call), _always_name(REGISTRATIONS), _program_entry
+    ),
+    "/bellwether.WorkerService/Unregister": Method(_always_name("unregister")),
+    "/bellwether.WorkerService/Trace": Method(_always_name("trace"), most_bytes=_SHORT_BYTES),
     "/bellwether.WorkerService/Clear": Method(
-        _always("clear"), _always(ORDERS), lambda r: ("clear", " ".join(r.containers) or "all")
+        _always_name("clear"), _always_name(ORDERS), lambda r: ("clear", " ".join(r.containers) or "all")
     ),
     "/bellwether.WorkerService/Checkpoint": _CHECKPOINT,
     "/bellwether.WorkerService/Run": _RUN,
     "/bellwether.MasterService/CreateSession": Method(_session, _waits, lambda r: ("session.open", "")),
     "/bellwether.MasterService/RenewSession": Method(_session),
     "/bellwether.MasterService/CloseSession": Method(_session),
-    "/bellwether.MasterService/RegisterPlan": Method(lambda r: _stage(*r.plan.stages), _waits),
-    "/bellwether.MasterService/RunStep": Method(_always("step"), _waits),
-    "/bellwether.MasterService/ForwardCheckpoint": _forwarded(_CHECKPOINT),
-    "/bellwether.MasterService/ForwardBytes": Method(_always("checkpoint.bytes"), _waits),
-    "/bellwether.MasterService/ForwardRunOrder": _forwarded(_RUN),
+    "/bellwether.MasterService/RegisterPlan": Method(lambda r: _stage_order(*r.plan.stages), _waits),
+    "/bellwether.MasterService/RunStep": Method(_always_name("step"), _waits),
+    "/bellwether.MasterService/ForwardCheckpoint": _forwarded_rules(_CHECKPOINT),
+    "/bellwether.MasterService/ForwardBytes": Method(_always_name("checkpoint.bytes"), _waits),
+    "/bellwether.MasterService/ForwardRunOrder": _forwarded_rules(_RUN),
     "/bellwether.MasterService/AdoptGenerations": Method(_session),
-    "/bellwether.MasterService/Reset": Method(_always("clear"), _waits, lambda r: ("reset", "")),
+    "/bellwether.MasterService/Reset": Method(_always_name("clear"), _waits, lambda r: ("reset", "")),
 }
 """All methods of both services, by name. Calls that answer at once take a place in the pool CALLS."""

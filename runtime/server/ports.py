@@ -56,10 +56,10 @@ def wait_for_port(
     kind = "data port" if tensors else "port"
     deadline = concurrency.monotonic() + timeouts.PORT_SECS
     told = False
-    while problem := next((found for host in hosts if (found := _problem(host, port)) is not None), None):
+    while problem := next((found for host in hosts if (found := _find_problem(host, port)) is not None), None):
         # A wait helps only if another process uses the port, not without the right or for a server of this process.
         taken = problem.errno == errno.EADDRINUSE
-        who, pid, is_namesake = _holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
+        who, pid, is_namesake = _find_holder(port, task, cluster, security, tensors) if taken else _UNKNOWN
         by = f" by {who}" if who else ""
         if not taken or pid == os.getpid() or concurrency.monotonic() >= deadline:
             where = f"{kind} {port} of {', '.join(hosts)}"
@@ -77,11 +77,11 @@ def wait_for_port(
             told = True
             logging.warning("%s: %s %d is taken%s: trying for %g s", task, kind, port, by, timeouts.PORT_SECS)
         # A process that ends releases its port without an event to wait for.
-        while concurrency.monotonic() < deadline and any(_problem(host, port) for host in hosts):
+        while concurrency.monotonic() < deadline and any(_find_problem(host, port) for host in hosts):
             concurrency.sleep(times.PORT_LOOK_SECS)
 
 
-def _problem(host: str, port: int) -> OSError | None:
+def _find_problem(host: str, port: int) -> OSError | None:
     """Returns the error of an attempt to bind the port; None if the attempt succeeds."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host and socket.has_ipv6 else socket.AF_INET) as tried:
@@ -95,7 +95,7 @@ def _problem(host: str, port: int) -> OSError | None:
     return None
 
 
-def _holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | None, tensors: bool) -> Holder:
+def _find_holder(port: int, task: TaskId, cluster: ClusterSpec, security: Security | None, tensors: bool) -> Holder:
     """Returns the holder of a port of this machine: the task that answers there, else the process, if known."""
     who, pid = "", 0
     # The process may have ended, and some systems list the connections of other users only for administrators.

@@ -114,12 +114,12 @@ def report(parts: TaskParts, *, variables: bool, threads: bool) -> pb.MetricsRes
         staleness=worker.counters.staleness,
         last_error=error,
         last_error_unix_secs=when,
-        variables=[_described(key, spec) for key, spec in known] if variables else (),
+        variables=[_describe_variable(key, spec) for key, spec in known] if variables else (),
         threads=[pb.ThreadDef(owner=t.owner, name=t.name) for t in list_threads()] if threads else (),
     )
 
 
-def _described(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
+def _describe_variable(key: tuple[str, str], spec: TensorSpec) -> stage_pb2.VariableSpecDef:
     described = stage_pb2.TensorSpecDef(shape=spec.shape, dtype=spec.name)
     return stage_pb2.VariableSpecDef(name=key[1], container=key[0], spec=described)
 

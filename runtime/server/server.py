@@ -343,7 +343,9 @@ class Server:
             before = signal.getsignal(signal.SIGTERM)
             # A signal handler interrupts the main thread at any instruction, maybe with a lock held. So the handler
             # only starts a thread.
-            stop = concurrency.ThreadGroup(str(self.task), daemon=False).create(self._drain, drain, name="stop")
+            stop = concurrency.ThreadGroup(str(self.task), daemon=False).create(
+                self._drain_and_stop, drain, name="stop"
+            )
             # The signal may come twice: from an engine that signals all processes, and from a launcher.
             times = itertools.count()
             signal.signal(signal.SIGTERM, lambda *_: None if next(times) else stop.start())
@@ -355,7 +357,7 @@ class Server:
         self._wait_over(late_secs)
         return True
 
-    def _drain(self, secs: float) -> None:
+    def _drain_and_stop(self, secs: float) -> None:
         """Stops the server when no training task is connected, at the latest after ``secs``."""
         self._parts.end.drain(secs)
         self.stop()

@@ -42,7 +42,7 @@ def connection(server: Server) -> Any:
     """A stub with a connection of its own, not the one that this process has to the server already."""
     option = [("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.insecure_channel(server.address, option)
-    return grpc.intercept_channel(channel, rpc._Prover(channel, server.address, None, ""))
+    return grpc.intercept_channel(channel, rpc._TokenProver(channel, server.address, None, ""))
 
 
 def wait_stop(channel: Any, server: Server) -> grpc.Future:

@@ -116,7 +116,7 @@ class Cluster:
         shown = held.current
         credentials = grpc.ssl_channel_credentials(shown.authorities, shown.key, shown.certificate)
         with grpc.secure_channel(server.address, credentials) as plain:
-            channel = grpc.intercept_channel(plain, rpc._Prover(plain, server.address, security, ""))
+            channel = grpc.intercept_channel(plain, rpc._TokenProver(plain, server.address, security, ""))
             yield services_pb2_grpc.WorkerServiceStub(channel), services_pb2_grpc.MasterServiceStub(channel)
 
     @contextlib.contextmanager

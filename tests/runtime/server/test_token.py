@@ -150,13 +150,13 @@ def test_health_serves_no_streams(server: rt.Server) -> None:
 def test_strangers_share_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls without a proof, and those of the health service, had a thread each while they were answered."""
     names: set[str] = set()
-    answer = rpc.ClientCheck._refuse
+    answer = rpc.ClientCheck._refuse_call
 
     def refuse(check: rpc.ClientCheck, shown: str, context: grpc.ServicerContext) -> None:
         names.add(threading.current_thread().name)
         answer(check, shown, context)
 
-    monkeypatch.setattr(rpc.ClientCheck, "_refuse", refuse)
+    monkeypatch.setattr(rpc.ClientCheck, "_refuse_call", refuse)
     with rt.Server(kit.addresses(ps=1), "ps", 0) as server, grpc.insecure_channel(server.address) as channel:
         stub = services_pb2_grpc.WorkerServiceStub(channel)
         calls = [stub.Status.future(pb.StatusRequest(), timeout=60) for _ in range(300)]
