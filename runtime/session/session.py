@@ -276,7 +276,9 @@ class Session:
                 return _pack_values(fetch_key, self._run_split(split, fed, timeout_secs, run_metadata))
             prepared = self._prepare(key, first, values)
         results = self._run_prepared(prepared, values, timeout_secs, run_metadata)
-        return _pack_values(fetch_key, [None if r is None else _to_user(r) for r in results])
+        out = [None if r is None else _to_user(r) for r in results]
+        # A list of leaves, as a training loop fetches, is the result already.
+        return out if type(fetch_key) is tuple else _pack_values(fetch_key, out)
 
     def _split(self, fetch_key: Hashable, fetches: object, tensors: tuple[Tensor, ...]) -> _Split:
         key = fetch_key, tensors
