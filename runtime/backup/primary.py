@@ -3,9 +3,22 @@
     update --> counted --> reply, unless more than ``lag`` updates would not be in the backup then
                   |--> a thread takes an image (references, microseconds), sends the changes, notes their arrival
 
-With ``lag=0`` the reply to an update waits until the backup has the update. An image is taken between updates, never
-during an update, and has the last answer of each lane beside the variables. So an image has an update together with the
-answer, or has neither. An update that is sent again after a restart is applied exactly once.
+Wanted: an update that a client sends again is applied exactly once, also if the task has died in between, and a step
+need not wait for another machine.
+
+Two simpler ways do not work. If the task forwards each update before the reply, the holder has to run the update too:
+the holder needs the programs and the memory of two tasks, and each step pays a message. If the task sends the variables
+alone, a client whose reply was lost repeats an update that the image has, and the update is applied twice.
+
+The solution. A client numbers the calls of a lane, and a task answers a repeated call with the answer before
+(``runtime/wire/reply_cache.py``). An image is taken between updates, never during an update, and has the last answer of
+each lane beside the variables. So an image has an update together with the answer, or has neither. With ``lag=0`` the
+reply to an update waits until the backup has the update. With a greater lag the reply waits only if more updates than
+that would be missing.
+
+The limits of the solution: the last ``lag`` answered updates are lost with the task. If the task and the holder die
+together, training continues from the checkpoint. The answer of a lane is kept for ``LANE_MEMORY_SECS``, and an update
+that is repeated later may be applied twice.
 """
 
 from __future__ import annotations
@@ -478,6 +491,7 @@ class Primary:
                 # Updates that are under way end, and new updates wait meanwhile.
                 drained = self._work.wait_for(lambda: not self._running or not self._is_open, _DRAIN_SECS)
                 if drained and self._is_open:
+                    # No update is under way, so the version and the references below belong together.
                     self._taken = self._version
                     # The answer of a lane that was idle for so long is not asked for again.
                     old = concurrency.monotonic() - LANE_MEMORY_SECS

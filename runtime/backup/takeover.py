@@ -51,6 +51,7 @@ def holder(spec: ClusterSpec, task: TaskId, backups: int, lag: int) -> str:
         raise InvalidArgumentError(f"ps_backups_lag={lag}: it is a number of steps, 0 or more", task=str(task))
     if not backups:
         return ""
+    # Indices may have gaps, where tasks were removed.
     indices = sorted(spec.task_indices(task.job))
     if len(indices) < 2:
         raise InvalidArgumentError(

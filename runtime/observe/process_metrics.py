@@ -103,6 +103,7 @@ class Metrics:
             {'checkpoint_seconds_total': 1.5}
         """
         with self._lock:
+            # A name without a meaning in the table is an error, so no metric lacks its line in the documentation.
             self._values[_known(name)] = self._values.get(name, 0.0) + amount
 
     def read(self) -> dict[str, float]:
