@@ -194,6 +194,7 @@ class RunSessions:
             raw: Session that asks.
             secs: Seconds that the question may take.
         """
+        assert self._probe is not None, "only a session that probes checks values"
         lost = sorted(self._names(raw, secs) - self._without_value)
         if lost:
             # The task lives, but an update that failed has taken the values along: a new session restores them.

@@ -128,6 +128,7 @@ def _report_done(run: TaskRun, records: RunRecords, directory: str | None) -> No
 
 
 def _finish_run(run: TaskRun, records: RunRecords, step: int | None) -> None:
+    assert run.is_chief, "the chief ends the run"
     end = run.worker_silence_secs, _counter_key(run.session), step, run.is_elastic
     try:
         records.finish(*end)

@@ -59,6 +59,7 @@ def save_the_end(
         AbortedError: A task was lost, and steps with it. The message names the task and the steps.
         UnavailableError, DeadlineExceededError: The same, and the lost task has not come back.
     """
+    assert session.seen.variable is not None, "without a global step no step can be lost"
     room_until = None
     recoveries = Recoveries(session)
     while True:

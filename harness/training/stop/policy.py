@@ -161,6 +161,7 @@ def after_answer(
         now: The time.
         limits: Silences after which no task is waited for.
     """
+    assert now >= state.answered_at, "the clock only goes forward"
     # A worker that never came to any ps has the time of a silent worker, from the begin of the wait on.
     quiet = {task: now - state.began if secs == math.inf else secs for task, secs in silences.items()}
     left = {task: secs for task, secs in quiet.items() if secs < limits.worker_secs}

@@ -30,6 +30,7 @@ def wait_for_others(run: TaskRun, records: RunRecords) -> None:
         run: Part of the chief in the run.
         records: Run records of the cluster.
     """
+    assert run.is_chief and not run.late, "only the chief of a run that goes on waits for other tasks"
     session, grace_period = run.session, run.sessions.grace_period
     # From here on a question to a dead task ends early: training needs no answer any more.
     records.answer_secs = run.answer_secs
