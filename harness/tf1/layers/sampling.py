@@ -114,6 +114,7 @@ def _logits(
     own = jnp.reshape(rows[: batch * true], (batch, true, -1))
     of_true = jnp.einsum("bd,btd->bt", inputs, own) + jnp.reshape(biases[: batch * true], (batch, true))
     of_sampled = jnp.matmul(inputs, rows[batch * true :].T) + biases[batch * true :]
+    # TensorFlow takes the largest float away, so that a sampled true class has no share in the softmax.
     if without_hits:
         hits = jnp.any(jnp.asarray(labels)[:, :, None] == jnp.asarray(sampled), axis=1)
         of_sampled = jnp.where(hits, of_sampled - np.finfo(np.float32).max, of_sampled)
@@ -146,7 +147,8 @@ def _sampled_logits(
     partition_strategy: str,
     seed: int | None,
 ) -> tuple[rt.Tensor, rt.Tensor]:
-    if is_tensor(labels) and labels.dtype.kind == "f":  # the order of before 1.0
+    # Before 1.0 the inputs came first, and only labels are integers.
+    if is_tensor(labels) and labels.dtype.kind == "f":
         labels, inputs = inputs, labels
     found = sampled_values or TABLE["tf.nn"]["log_uniform_candidate_sampler"](
         labels, num_true, num_sampled, True, num_classes, seed

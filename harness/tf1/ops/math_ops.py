@@ -35,6 +35,7 @@ def _floordiv(x: Array, y: Array) -> Array:
 def _truncatediv(x: Array, y: Array) -> Array:
     """Divides, and rounds towards zero."""
     kind = jnp.result_type(x, y)
+    # jax.numpy divides integers downwards; lax.div cuts off, as TensorFlow's truncatediv does.
     if jnp.issubdtype(kind, np.integer):
         return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(x, kind), jnp.asarray(y, kind)))
     return jnp.trunc(jnp.true_divide(x, y)).astype(kind)
@@ -42,6 +43,7 @@ def _truncatediv(x: Array, y: Array) -> Array:
 
 def _abs(x: Array) -> Array:
     """Computes the absolute value; the derivative at 0 is 0."""
+    # JAX's derivative of abs at 0 is 1, TensorFlow's is 0.
     return jnp.where(jnp.equal(x, 0), jnp.zeros_like(jnp.abs(x)), jnp.abs(x))
 
 
@@ -179,6 +181,7 @@ def _extreme(fn: Function, first: Callable[[DTypeLike], int | float]) -> Functio
 
     def reduce(x: Array, axis: Axes, keepdims: bool) -> Array:
         kind = jnp.result_type(x)
+        # TensorFlow's maximum of no element is the least number, where JAX raises.
         more = {"initial": first(kind)} if jnp.size(x) == 0 else {}
         found: Array = fn(x, axis, keepdims=keepdims, **more)
         return found
@@ -260,6 +263,7 @@ def _place_of(kind: str, *names: str, low: bool) -> None:
         output_type: Type = np.int64,
     ) -> Array:
         over = either(axis=axis, dimension=dimension)
+        # Every comparison with NaN is false in TensorFlow's kernels, so NaN is never the place.
         if jnp.issubdtype(jnp.result_type(input), np.floating):
             input = jnp.where(jnp.isnan(input), jnp.inf if low else -jnp.inf, input)  # noqa: A001
         return fn(input, over or 0).astype(output_type)
@@ -303,6 +307,7 @@ def _cumprod(
 
 @op("Cast")
 def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
+    # JAX warns where a cast drops the imaginary part, which TensorFlow drops silently.
     real = jnp.issubdtype(jnp.result_type(x), np.complexfloating) and not jnp.issubdtype(dtype, np.complexfloating)
     return (jnp.real(x) if real and dtype != np.bool_ else jnp.asarray(x)).astype(dtype)
 
@@ -311,6 +316,7 @@ def _cast_op(x: Array, dtype: Type, name: str | None = None) -> Array:
 def _cast(x: rt.TensorLike, dtype: DTypeLike, name: str | None = None) -> rt.Tensor:
     """Converts ``x`` to ``dtype``, fractions cut off; returns ``x`` where the dtypes are equal."""
     value = operand(x)
+    # TensorFlow adds no operation for a cast to the dtype that the tensor has.
     if isinstance(value, rt.Tensor | rt.Variable) and value.dtype == as_dtype(dtype).dtype:
         return rt.as_tensor(value)
     return _cast_op(value, dtype, name)
@@ -448,6 +454,7 @@ def confusion_matrix(
 def _confusion(
     labels: Array, predictions: Array, weights: Array, classes: object, dtype: Type, name: str | None = None
 ) -> Array:
+    # TensorFlow drops a last dimension of 1 that only one of the two has.
     labels, predictions = jnp.asarray(labels), jnp.asarray(predictions)
     if predictions.ndim == 2 and predictions.shape[1] == 1 and labels.ndim == 1:
         predictions = predictions[:, 0]

@@ -52,6 +52,7 @@ def _computed(input_: Array, starts: Arrays, axes: Static, sizes: Static, name: 
         if size > picked.shape[axis]:
             raise ValueError(f"{size} elements are more than the axis {axis} has: {picked.shape[axis]}")
         picked = jax.lax.dynamic_slice_in_dim(picked, start, size, axis)
+    # A compiled step cannot raise, so a slice beyond the tensor is NaN or the integer furthest from zero.
     nothing = jnp.take(jnp.zeros((1,), picked.dtype), 1, mode="fill")
     return jnp.where(jnp.all(jnp.stack(inside)), picked, nothing)
 
@@ -101,6 +102,7 @@ def slice(  # noqa: A001
         [0 if axis in moved else b for axis, b in enumerate(firsts)],
         [-1 if a in moved else s for a, s in enumerate(sizes)],
     ]
+    # Axes with numbers are cut first: the dynamic slice then moves less.
     cut = input_ if len(moved) == len(firsts) else _slice_op(input_, *numbers)
     return _computed(cut, [firsts[a] for a in moved], moved, [sizes[a] for a in moved], name or "Slice")
 

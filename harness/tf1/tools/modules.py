@@ -160,8 +160,10 @@ def install() -> None:
     Raises:
         RuntimeError: TensorFlow has been imported already.
     """
+    # A program may be run by another that has installed the modules already.
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if ROOT in sys.modules:
         raise RuntimeError("TensorFlow is imported already: harness.tf1 must be installed before that")
+    # In front of all finders: an installed TensorFlow is passed over.
     sys.meta_path.insert(0, _Finder())

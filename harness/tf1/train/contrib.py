@@ -99,6 +99,7 @@ def add_arg_scope(fn: Function) -> Function:
 
     @functools.wraps(fn)
     def scoped(*args: Any, **kwargs: Any) -> Any:
+        # Arguments of the call itself go before those of the scope.
         return fn(*args, **(_scoped.given.get(key, {}) | kwargs))
 
     scoped._arg_scope_key = key  # type: ignore[attr-defined]
