@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from runtime import concurrency
 from runtime.concurrency import ThreadGroup, call_all, every, in_thread, list_threads
 from tests.kit.waits import until
 
@@ -83,34 +84,38 @@ class Calls:
 
     def __init__(self) -> None:
         self.count = 0
-        self.threads: set[str] = set()
+        self.threads: set[threading.Thread] = set()
         self.wait: Callable[[], object] = lambda: None
 
     def call(self) -> None:
         self.count += 1
-        self.threads.add(threading.current_thread().name)
+        self.threads.add(threading.current_thread())
         self.wait()
 
 
-def timers() -> int:
-    return sum(thread.name == "timer" for thread in list_threads())
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> concurrency._Timer:
+    """A timer of the test alone: servers and sessions of other tests may have calls, too."""
+    made = concurrency._Timer()
+    monkeypatch.setattr(concurrency, "_timer", made)
+    return made
 
 
-def test_one_thread_makes_all_periodic_calls() -> None:
+def test_one_thread_makes_all_periodic_calls(timer: concurrency._Timer) -> None:
     """Calls with other periods share the thread, which ends with the last call."""
     one, other = Calls(), Calls()
     watches = [every(0.01, one.call), every(0.02, other.call)]
     until(lambda: one.count > 2 and other.count > 2)
-    assert timers() == 1 and one.threads == other.threads == {"timer"}
+    assert one.threads == other.threads and [thread.name for thread in one.threads] == ["timer"]
     for watch in watches:
         watch.stop()
-    until(lambda: timers() == 0)
+    until(lambda: not timer._runs)
     made = one.count, other.count
     threading.Event().wait(0.1)
     assert (one.count, other.count) == made
 
 
-def test_a_call_that_waits_holds_up_no_other() -> None:
+def test_a_call_that_waits_holds_up_no_other(timer: concurrency._Timer) -> None:
     """A method that may wait has its own thread, and is not called again meanwhile."""
     slow, quick, ended = Calls(), Calls(), threading.Event()
     slow.wait = lambda: ended.wait(60)
@@ -118,14 +123,14 @@ def test_a_call_that_waits_holds_up_no_other() -> None:
     until(lambda: slow.count == 1)
     now = quick.count
     until(lambda: quick.count > now + 5)
-    assert slow.count == 1 and slow.threads == {"Calls.call"}
+    assert slow.count == 1 and [thread.name for thread in slow.threads] == ["Calls.call"]
     ended.set()
     until(lambda: slow.count > 2)
     for watch in watches:
         watch.stop()
 
 
-def test_calls_end_with_their_object() -> None:
+def test_calls_end_with_their_object(timer: concurrency._Timer) -> None:
     """The timer keeps no object alive."""
     calls, called = Calls(), threading.Event()
     calls.wait = called.set
@@ -133,18 +138,20 @@ def test_calls_end_with_their_object() -> None:
     assert called.wait(60)
     del calls
     gc.collect()
-    until(lambda: timers() == 0)
+    until(lambda: not timer._runs)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_a_call_that_fails_is_made_again(blocks: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_fails_is_made_again(
+    blocks: bool, timer: concurrency._Timer, caplog: pytest.LogCaptureFixture
+) -> None:
     """An error is logged and ends no call, neither of its own method nor of others."""
     calls = Calls()
     calls.wait = lambda: 1 // 0
     watch = every(0.01, calls.call, blocks=blocks)
     until(lambda: calls.count > 2)
     watch.stop()
-    until(lambda: timers() == 0)
+    until(lambda: not timer._runs)
     assert "A periodic call has failed" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
@@ -161,7 +168,7 @@ def test_a_forked_child_has_a_timer_of_its_own() -> None:
             inherited, own = calls.count, Calls()
             every(0.01, own.call)
             until(lambda: own.count > 2, secs=30)
-            code = 0 if calls.count == inherited and timers() == 1 else 2
+            code = 0 if calls.count == inherited and [t.name for t in own.threads] == ["timer"] else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
