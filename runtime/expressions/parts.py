@@ -65,6 +65,18 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
         if gives:
             parts.append(_part(expressions, equations, tuple(taken), gives, values))
         begin = end
+    copies, results = _copied_results(expressions, first)
+    return [*parts, *copies], results
+
+
+def _copied_results(expressions: Expressions, first: int) -> tuple[list[Part], tuple[int, ...]]:
+    """Returns a last part that copies results, if the list needs one, and the numbers of all results.
+
+    Args:
+        expressions: The list.
+        first: Number of the first copy.
+    """
+    main = expressions.main
     results, odd = list(main.results), []
     # In one program XLA copies a result that is an argument, a constant, or another result as well. The parts would
     # pass the array itself on, so a last part makes the copies.
@@ -72,12 +84,12 @@ def split(expressions: Expressions, most: int) -> tuple[list[Part], tuple[int, .
         if number < main.arguments or number in main.results[:position]:
             odd.append(number)
             results[position] = first + len(odd) - 1
-    if odd:
-        takes = tuple(dict.fromkeys(n for n in odd if n >= 0))
-        computation = Computation(len(takes), (), tuple(takes.index(n) if n >= 0 else n for n in odd))
-        gives = tuple(range(first, first + len(odd)))
-        parts.append(Part(_of(expressions, computation), takes, gives, b"%d" % first))
-    return parts, tuple(results)
+    if not odd:
+        return [], tuple(results)
+    takes = tuple(dict.fromkeys(n for n in odd if n >= 0))
+    computation = Computation(len(takes), (), tuple(takes.index(n) if n >= 0 else n for n in odd))
+    gives = tuple(range(first, first + len(odd)))
+    return [Part(_of(expressions, computation), takes, gives, b"%d" % first)], tuple(results)
 
 
 def _ends(main: Computation, made: Sequence[int], used_last: dict[int, int], most: int) -> list[int]:

@@ -26,12 +26,12 @@ from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, TensorSpec, canonical_dtype
 
 LIST_BYTES = 48 << 20
-"""How large a list may be, constants and all. Large constants travel beside it, not in it."""
+"""Bytes of the largest list, with constants. Large constants are fed, and travel beside the list."""
 PART = 1 << 10
 """The cost of what XLA compiles at once; a longer list is compiled and run in parts. A kernel of its own for each
 equation takes XLA 4 to 9 ms, and a chain of 20,000 equations in one kernel overflows the stack of a thread."""
 OPERANDS = 4
-"""So many operands and results cost as much as an equation."""
+"""Number of operands and results that cost as much as an equation."""
 SPECIAL = PART
 """The cost of all operations of a list that are each many to XLA: a part of 15 `igamma` takes XLA 6 s, and each part is
 compiled. A body that is unrolled counts as often as the body is written out."""
@@ -39,21 +39,21 @@ DRAW_COST = 4
 """The highest cost of an operation that is not many to XLA: logarithms and initial values, of which a program may
 compute thousands."""
 COMPUTATION_COST = 2
-"""What a computation inside an operation costs beside its equations, an empty one, too."""
+"""The cost of a computation inside an operation, beside that of its equations."""
 VALUES = 1 << 21
-"""How many values a list may have."""
+"""Most values of a list."""
 LARGE_BYTES = 1 << 20
 """Lists from this size on are read one after the other: reading holds Python's lock for a second or more."""
 DEPTH = 20
 """How deep loops and branches may lie in each other: as messages do, four for each, of which protobuf reads 100."""
 VALUE_BYTES = 16 << 30
-"""How large one value may be; a larger variable is partitioned."""
+"""Bytes of the largest value. A larger variable is partitioned."""
 TRIPS = 1 << 40
-"""How often the body of a loop may run whose count of trips is known, loops around it included."""
+"""Most trips of a loop with a known number of trips, times those of the loops around."""
 WINDOW_ELEMENTS = 1 << 24
-"""How many elements the window of an operation may have."""
+"""Most elements of the window of an operation."""
 NUMBER_BYTES = 16
-"""What an element is taken to have that is no number: a random key."""
+"""Bytes that count for an element that is no number: a random key."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,10 +117,10 @@ def read_expressions(data: bytes) -> Expressions:
     """Reads an expression list. Nothing is traced.
 
     Args:
-        data: what ``write_expressions`` made, or anything.
+        data: Result of ``write_expressions``, or any bytes.
 
     Raises:
-        InvalidArgumentError: it is no expression list, or breaks one of the rules above; says which.
+        InvalidArgumentError: The bytes are no expression list, or break one of the rules above. The error says which.
     """
     if len(data) > LIST_BYTES:
         raise InvalidArgumentError(
@@ -151,7 +151,7 @@ class _Reading:
     """The reader of the computations of one list, which counts their cost.
 
     Args:
-        constants: number of constants in the list.
+        constants: Number of constants in the list.
     """
 
     def __init__(self, constants: int) -> None:
@@ -160,7 +160,14 @@ class _Reading:
         self._special = 0
 
     def computation(self, message: pb.ComputationDef, depth: int, trips: int, copies: int) -> tuple[Computation, int]:
-        """Reads a computation, which XLA compiles so many times; returns the computation with its cost."""
+        """Reads a computation; returns the computation with its cost.
+
+        Args:
+            message: The computation.
+            depth: Number of computations around this one.
+            trips: Trips of the loops around, multiplied.
+            copies: Number of times that XLA compiles the computation.
+        """
         if depth > DEPTH:
             raise InvalidArgumentError(f"loops and branches lie more than {DEPTH} deep in each other")
         if trips > TRIPS:
@@ -350,9 +357,9 @@ def _function(attribute: Value, constants: Sequence[Array]) -> Value:
 
 @contextlib.contextmanager
 def jax_settings(expressions: Expressions) -> Iterator[None]:
-    """Applies JAX's settings while a list is traced and lowered.
+    """Applies the JAX settings of the process that wrote a list, while the list is traced and lowered.
 
-    They are those of the process that wrote the list, where they change its meaning.
+    Only settings that change the meaning of a list count.
     """
     with jax.threefry_partitionable(expressions.threefry_partitionable), jax.default_matmul_precision(None):
         yield

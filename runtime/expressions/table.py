@@ -437,7 +437,10 @@ _COSTS = {
         triangular_solve tridiagonal tridiagonal_solve
     """,
     16: "acos acosh asin asinh log1p",
-    64: "cholesky_update igamma igammac igamma_grad_a lu_pivots_to_permutation regularized_incomplete_beta",
+    64: """
+        cholesky_update igamma igammac igamma_grad_a lu_pivots_to_permutation random_gamma
+        regularized_incomplete_beta
+    """,
     256: "polygamma zeta",
 }
 """Operations that are many to XLA, by what they cost of the dtype that costs most: docs/threat_model.md says which

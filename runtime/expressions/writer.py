@@ -22,7 +22,7 @@ from runtime.proto import stage_pb2
 from runtime.tensor_spec import Array, DType, canonical_dtype, dtype_name
 
 Operand = int
-"""How an equation refers to a value: from 0 on those of its computation, below 0 constants."""
+"""The number of a value in an equation: from 0 on a value of the computation, below 0 a constant."""
 
 
 class NotInTableError(Exception):
@@ -33,11 +33,12 @@ def write_expressions(jaxpr: ClosedJaxpr, platform: str = "cpu") -> bytes:
     """Writes a computation down.
 
     Args:
-        jaxpr: of a function of arrays that gives arrays.
-        platform: XLA's name of the platform on which it will run: no other branch of ``platform_dependent`` is written.
+        jaxpr: Computation of arrays from arrays.
+        platform: XLA's name of the platform of the task. Of ``platform_dependent``, only the branch of this platform is
+            written.
 
     Raises:
-        NotInTableError: an operation of the jaxpr is not in the table; the error names the operation.
+        NotInTableError: An operation of the jaxpr is not in the table; the error names the operation.
     """
     if jaxpr.effects:
         raise NotInTableError(f"it has effects ({', '.join(sorted(map(str, jaxpr.effects)))})")

@@ -138,7 +138,7 @@ class PreparedStage:
         self._handed_slots = [slot for _, slot, _ in self._handed_out]
 
     def _find_conversions(self, stage: Stage) -> None:
-        """Finds the arguments that JAX takes in another form than they come."""
+        """Finds the inputs of 64 bits, and the arguments with less than a byte an element. JAX needs both converted."""
         arguments = () if stage.program is None else stage.program.arguments
         given = stage.inputs or ()
         if stage.host and stage.program is not None:
@@ -191,10 +191,10 @@ class PreparedStage:
     def _run_in_turn(
         self, program: WatchedProgram, inputs: Sequence[AnyArray], client: int
     ) -> tuple[list[AnyArray], jax.Array | None]:
-        """Runs a program of another process, whose time counts for a client.
+        """Runs a program of another process. The time counts for the client.
 
         Raises:
-            ResourceExhaustedError: The client is above its share; nothing was run.
+            ResourceExhaustedError: The client is above its share, and nothing was run.
         """
         turn = self._watch.enter(program, client, bool(self._writes))
         done = None

@@ -1,6 +1,7 @@
-"""The registry: the stage calls of a task, each shared by all sessions that run it.
+"""The registry: the stage calls of a task, which sessions with equal graphs share.
 
-A call that no session runs is kept for the next one of an equal graph, while there is room.
+A worker adds calls when sessions register their plans, and finds the calls by handle in every step. A call without a
+session is kept for the next session with an equal graph, while there is room.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from runtime.task.traced_stage import FetchFrom, TracedStage
 from runtime.wire.codec import Layout
 
 Inherited = Any
-"""A call as an earlier process of the task has described it; only the function ``revive`` reads it."""
+"""The description of a call by an earlier process of the task. Only the function ``revive`` reads a description."""
 
 
 class Registration(NamedTuple):
-    """The arguments of a registration: equal ones share a registered call.
+    """The arguments of a registration. Equal registrations share a registered call.
 
     Attributes:
         call: SHA-256 of the stage call as a message, without the program's bytes.
-        generation: of the run record when the session began.
-        writes: by task, the writing stages of the whole step, sorted; empty when it has only this one.
+        generation: Generation of the run record when the session began.
+        writes: Tasks with the numbers of their writing stages in the whole step, sorted; empty for a single stage.
         traced: True for a call whose runs are timed.
         foreign: True for a program that another process has made.
     """
@@ -43,37 +44,38 @@ class Registration(NamedTuple):
 
 
 class RegisteredCall:
-    """A stage call as a task keeps it: prepared, with its layouts."""
+    """A prepared stage call, with its layouts."""
 
     def __init__(self, call: StageCall, prepared: PreparedStage, registration: Registration, nbytes: int = 0) -> None:
         self.call = call
         self.nbytes = nbytes
-        """Bytes of the call as a message, without its program."""
+        """Bytes of the call as a message, without the program."""
         self.owner = NOBODY
-        """The session that registered the call first, for which its bytes are counted."""
+        """The session that registered the call first. The ledger counts the bytes for this session."""
         self.handle = 0
         self.registration = registration
         self.writes = dict(registration.writes)
-        """By task, the writing stages of the whole step; empty when it has only this one."""
-        self.gated = bool(call.stage.writes) and not call.stage.host  # a deferred update passes the gate itself
+        """Numbers of the writing stages of the whole step, by task; empty for a single stage."""
+        # A deferred update passes the gate by itself.
+        self.gated = bool(call.stage.writes) and not call.stage.host
         self.prepared: PreparedStage | TracedStage = prepared
         self.fetch: FetchFrom | None = None
-        """How its remote inputs are fetched when that is to be timed."""
+        """The timed fetch of remote inputs; None for a call that is not timed."""
         stage = call.stage
         self.inline = [i for i in range(len(call.inputs)) if i not in call.remote]
         self.dynamic = stage.inputs is None or stage.output_specs is None
         self.input_layout = None if stage.inputs is None else Layout([stage.inputs[i] for i in self.inline])
         self.remember = stage.writes_state or bool(call.remote)
-        """True if the reply is kept so that the call never runs twice: the call writes, or fetches held tensors."""
+        """True if the reply is kept, so that the call never runs twice. The call writes, or fetches held tensors."""
         self.reads = any(isinstance(o, VariableOutput) and o.index not in stage.writes for o in stage.outputs)
-        """True if the call returns values of variables; what is computed from them has their age."""
+        """True if the call returns values of variables. Gradients of these values have their age."""
         self.pushes = bool(stage.writes) and bool(call.inputs)
-        """True if the call changes variables by its inputs; counting a step is no push."""
+        """True if the call changes variables by its inputs. A count of steps is no push."""
 
 
 @dataclass
 class _Row:
-    """One handle: its call, or what an earlier process of the task left of the call, and the sessions with it."""
+    """A handle with its call, or with the call's description by an earlier process, and the number of its sessions."""
 
     call: RegisteredCall | None = None
     inherited: Inherited = None
@@ -82,7 +84,7 @@ class _Row:
 
 @dataclass
 class _Kept:
-    """One program of the calls: the session that its bytes count for, and the number of calls with it."""
+    """A program of the calls, the session that the bytes count for, and the number of calls with the program."""
 
     program: Program
     owner: int
@@ -92,12 +94,12 @@ class _Kept:
 class Registry:
     """Stage calls by handle and by identity. Thread safe.
 
-    A call is kept while one of the sessions that registered it lives and has a plan with it; of the others the newest
-    are kept.
+    A call is kept while a session lives that has registered the call and has a plan with the call. Of the calls without
+    a session the newest are kept.
 
     Args:
-        task: the task's name, for errors.
-        limits: how many calls are kept for a session and without one, and for how many sessions.
+        task: Name of the task, for errors.
+        limits: Limits on the calls of a session, the calls without a session, and the sessions with calls.
         ledger: The ledger that counts the bytes of stages and programs.
         connected: Returns True if a session has a connection now.
     """
@@ -110,15 +112,19 @@ class Registry:
         self._connected = connected
         self._lock = concurrency.RLock()
         self._last_handle = 0
-        self._rows: dict[int, _Row] = {}  # by handle
+        # By handle.
+        self._rows: dict[int, _Row] = {}
         self._by_registration: dict[Registration, RegisteredCall] = {}
         self._programs: dict[ProgramIdentity, _Kept] = {}
-        self._held: OrderedDict[int, Counter[int]] = OrderedDict()  # by session, the handles, and how often registered
-        self._spare: OrderedDict[int, None] = OrderedDict()  # handles that no session holds, the oldest first
-        self._released: OrderedDict[int, frozenset[int]] = OrderedDict()  # of sessions that may come back
+        # By session, the handles with the numbers of their registrations.
+        self._held: OrderedDict[int, Counter[int]] = OrderedDict()
+        # The handles without a session, the oldest first.
+        self._spare: OrderedDict[int, None] = OrderedDict()
+        # The handles of sessions that were silent for too long, and may come back.
+        self._released: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._revive: Callable[[int, Inherited], RegisteredCall] | None = None
         self.changes = 0
-        """Grows with every call that comes or goes, and every session that takes or drops one."""
+        """The number of changes: calls that come or go, and sessions that take or drop a call."""
 
     def __len__(self) -> int:
         """Returns the number of stage calls that are kept."""
@@ -127,7 +133,8 @@ class Registry:
     @property
     def sessions(self) -> int:
         """The number of sessions with calls."""
-        with self._lock:  # of one that is just ending, all has gone or nothing
+        # With the lock, a session that is just ending has dropped all calls or none.
+        with self._lock:
             return len(self._held)
 
     def get(self, handle: int) -> RegisteredCall:
@@ -192,7 +199,7 @@ class Registry:
             self._spare.update((handle, None) for handle, row in self._rows.items() if not row.holders)
 
     def program(self, program: Program) -> Program | None:
-        """Returns the program of this identity that is kept, else ``program``; None if that has no blob."""
+        """Returns the kept program of the same identity, else the program; None without bytes of an unknown program."""
         with self._lock:
             kept = self._programs.get(program.identity)
         if kept is not None:
@@ -200,10 +207,10 @@ class Registry:
         return program if program.blob else None
 
     def find(self, registration: Registration, session: int) -> RegisteredCall | None:
-        """Returns the call of a registration, from now on kept for ``session`` too.
+        """Returns the call of a registration, and keeps the call for a session; None for a new registration.
 
         Raises:
-            ResourceExhaustedError: as ``add``.
+            ResourceExhaustedError: The session has too many calls, as in ``add``.
         """
         with self._lock:
             call = self._by_registration.get(registration)
@@ -214,16 +221,19 @@ class Registry:
 
     @uninterrupted
     def add(self, call: RegisteredCall, session: int, handle: int = 0) -> RegisteredCall:
-        """Keeps a call for a session under a handle of its own; returns that of an equal registration if there is one.
+        """Keeps a call for a session under a handle of its own.
 
         Args:
-            call: the call.
-            session: for whom.
-            handle: that it had in an earlier process of the task; 0 makes a new one.
+            call: The call.
+            session: Session that holds the call.
+            handle: Handle of the call in an earlier process of the task; 0 for a new handle.
+
+        Returns:
+            The call; that of an equal registration if there is such a call.
 
         Raises:
-            ResourceExhaustedError: the session has too many, or too many bytes of them, or there are too many sessions
-                that are connected.
+            ResourceExhaustedError: The session has too many calls or too many bytes of calls, or too many sessions with
+                calls are connected.
         """
         with self._lock:
             known = self._by_registration.get(call.registration)
@@ -236,14 +246,15 @@ class Registry:
                 call.handle = handle or self._last_handle
                 known = self._by_registration[call.registration] = call
                 self._rows.setdefault(call.handle, _Row()).call = call
-            if handle:  # it is held, or spare, already
+            # A handle of an earlier process is held, or spare, already.
+            if handle:
                 self._rows.setdefault(handle, _Row()).call = known
                 return known
             self._hold(known.handle, session)
             return known
 
     def _reserve(self, call: RegisteredCall, owner: int, checked: bool) -> None:
-        """Counts the bytes of a call, and of its program if no other call has it."""
+        """Counts the bytes of a call, and those of a program that no other call has."""
         count, program = call.nbytes, call.call.stage.program
         kept = None if program is None else self._programs.get(program.identity, _Kept(program, owner))
         if kept is not None and not kept.calls:
@@ -271,7 +282,7 @@ class Registry:
 
     @uninterrupted
     def release(self, session: int) -> None:
-        """Ends a session's hold on its calls; a call that no session holds any more becomes spare."""
+        """Ends a session's hold on all calls. A call without a session becomes spare."""
         with self._lock:
             self.changes += 1
             held = self._held.pop(session, None)
@@ -290,11 +301,11 @@ class Registry:
         A new session finds room in place of the oldest that is not connected.
 
         Args:
-            session: for whom.
-            handle: of the call; 0 for a new one.
+            session: The session.
+            handle: Handle of the call; 0 for a new call.
 
         Raises:
-            ResourceExhaustedError: as ``add``.
+            ResourceExhaustedError: The session has too many calls, as in ``add``.
         """
         if session == NOBODY:
             return
@@ -330,6 +341,7 @@ class Registry:
     def _let_go(self, handle: int) -> None:
         row = self._rows[handle]
         row.holders -= 1
+        assert row.holders >= 0
         if not row.holders:
             self._spare[handle] = None
 
@@ -341,12 +353,13 @@ class Registry:
                 self._drop(call)
 
     def _drop(self, call: RegisteredCall) -> None:
-        """Forgets a call, and its program when no other call has it."""
+        """Forgets a call, and a program that no other call has."""
         del self._by_registration[call.registration]
         self.ledger.release(call.owner, call.nbytes)
         if (program := call.call.stage.program) is not None:
             kept = self._programs[program.identity]
             kept.calls -= 1
+            assert kept.calls >= 0
             if not kept.calls:
                 del self._programs[program.identity]
                 self.ledger.release(kept.owner, len(kept.program.blob))

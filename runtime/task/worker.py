@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging as std_logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -20,7 +18,6 @@ from runtime.checkpoint.participant import CheckpointParticipant
 from runtime.checkpoint.roots import Roots
 from runtime.errors import (
     AbortedError,
-    CancelledError,
     FailedPreconditionError,
     HungUpError,
     InvalidArgumentError,
@@ -35,12 +32,13 @@ from runtime.plan.place import Device
 from runtime.plan.plan import StageCall
 from runtime.proto import run_record_pb2
 from runtime.rpc import rpc
-from runtime.state.cancellation import HUNG_UP, Cancellation
+from runtime.state.cancellation import Cancellation
 from runtime.state.interrupts import uninterrupted
 from runtime.state.ledger import NOBODY, Ledger
 from runtime.state.participants import Environment
 from runtime.state.store import Store
 from runtime.state.write_gate import Gate
+from runtime.task.call_waits import CallWaits
 from runtime.task.executor import Executor
 from runtime.task.fitting import check_call
 from runtime.task.program_share import WatchedProgram
@@ -59,8 +57,6 @@ from runtime.wire.messages import call_to_proto
 _FIXED: Mapping[int, Layout | None] = {FETCH: None, BACKUP: None, PULL: Layout([BYTE_RANGE_SPEC]), PUSH: None}
 """The input layouts of the fixed handles, which are not registered."""
 _thread = concurrency.local()
-
-_ENDED_SESSIONS = 4096
 
 
 def local_devices(job: str, task: int) -> dict[Device, jax.Device]:
@@ -94,15 +90,15 @@ class Worker:
     """The state and the stages of one task; the handler behind its tensor channel.
 
     Args:
-        job: name of the job.
-        index: index of the task.
-        fetch_from: fetches a tensor from another task (in-process or over the tensor channel).
-        environment: the sessions and the limits of the task, and its part in a run.
-        audit: audit log for programs that run for too long.
-        roots: directories below which checkpoints may lie; any directory by default.
-        cores: cores of this machine for the writing of checkpoints; all by default.
-        check_is_one_of: raises PermissionDeniedError if the caller on the tensor channel is none of the named tasks.
-        backups: the backups of other tasks; None if this task keeps no backups.
+        job: Name of the job.
+        index: Index of the task.
+        fetch_from: Fetches a tensor from another task, in this process or over the tensor channel.
+        environment: Sessions and limits of the task, and the task's part in a run.
+        audit: Audit log for programs that run for too long, and for clients above their share.
+        roots: Directories below which checkpoints may lie; any directory by default.
+        cores: Cores of this machine for the writing of checkpoints; all by default.
+        check_is_one_of: Raises PermissionDeniedError if the caller on the tensor channel is none of the named tasks.
+        backups: Backups of other tasks; None if this task keeps no backups.
     """
 
     def __init__(
@@ -130,15 +126,11 @@ class Worker:
         self.program_watch = ProgramWatch(self.task, limits, audit)
         self.executor = Executor(self.store, self.task, by_name, self.gate, self.program_watch)
         self._fetch_from = fetch_from
-        self._lock = concurrency.Lock()
         self.registry = Registry(self.task, limits, self.ledger, environment.connected)
         self.checkpoint_participant = CheckpointParticipant(
             self.store, self.task, self.gate, by_name, limits, environment.connected, roots or Roots(), cores
         )
-        self._waits: dict[
-            int, set[tuple[int, Cancellation]]
-        ] = {}  # by session: (lane or 0, what ends the call's waits)
-        self._ended: OrderedDict[int, None] = OrderedDict()
+        self.waits = CallWaits(self.task)
         self.tracer = Tracer()
         self.counters = TaskCounters()
         self._gone: OpError | None = None
@@ -153,7 +145,7 @@ class Worker:
         self.primary = primary
 
     def leave(self, *, replaced: bool = False) -> None:
-        """Refuses all later calls: sessions of this process, too, see that the server has stopped.
+        """Refuses all later calls, also those of sessions in this process.
 
         Args:
             replaced: True if another server has taken the place of this task's server.
@@ -173,14 +165,17 @@ class Worker:
     # -- the run record ----------------------------------------------------------------------------------------
 
     def obey_run_order(self, order: run_record_pb2.RunOrder, cancelled: Cancellation) -> run_record_pb2.RunReply:
-        """Carries out an order to the run record; returns the reply when a backup has all of the order.
+        """Carries out an order to the run record.
 
         Args:
-            order: the order.
-            cancelled: set when the caller has stopped waiting for the reply.
+            order: The order.
+            cancelled: Set when the caller has stopped waiting for the reply.
+
+        Returns:
+            The reply, when the backup has all changes of the order.
 
         Raises:
-            OpError: as ``RunRecord.obey``.
+            OpError: The run record refuses the order, as in ``RunRecord.obey``.
         """
         reply = self.store.run.obey(order, self.task, cancelled)
         kind = order.WhichOneof("order")
@@ -194,7 +189,7 @@ class Worker:
         return reply
 
     def replicate_now(self) -> None:
-        """Waits until a backup, where the task has one, has all but updates: other tasks build on that."""
+        """Waits until the backup, if there is one, has all changes but updates. Other tasks count on those changes."""
         if self.primary is not None:
             self.primary.count()
             self.primary.settle()
@@ -212,25 +207,24 @@ class Worker:
         handle: int = 0,
         foreign: bool = False,
     ) -> RegisteredCall | None:
-        """Compiles a stage call and gives it a handle; equal calls of any session share one.
+        """Compiles a stage call under a handle, which equal calls of all sessions share.
 
         Args:
-            call: the stage call; its program may come without its blob.
-            generation: of the run record when the session began.
-            traced: time its runs.
-            writes: by task, the writing stages of the whole plan, when it has several.
-            session: the handle is good for as long as it lives; NOBODY for a caller in this process, who holds on to
-                the call itself.
-            handle: that it had in an earlier process of this task; 0 makes a new one.
-            foreign: another process has made its program, which is an expression list.
+            call: The stage call. The program may come without its bytes.
+            generation: Generation of the run record when the session began.
+            traced: True for a call whose runs are timed.
+            writes: Number of the writing stages of the whole plan, by task; None for a plan with only this one.
+            session: Session that needs the handle; NOBODY for a caller in this process, which keeps the call itself.
+            handle: Handle of the call in an earlier process of this task; 0 for a new handle.
+            foreign: True for a program of another process, which is an expression list.
 
         Returns:
-            The registered call, or None when the program is not known here and its blob must be sent.
+            The registered call; None if this task does not know the program and needs its bytes.
 
         Raises:
-            AbortedError: the variables were restored since then.
-            InvalidArgumentError: its parts do not fit together, its program is refused, or a kernel that may wait
-                shares the stage with others.
+            AbortedError: The variables were restored since the session began.
+            InvalidArgumentError: The parts of the call do not fit together, the program is refused, or a kernel that
+                may wait shares the stage with other kernels.
         """
         if self._gone is not None:
             self._refuse(self._gone)
@@ -246,7 +240,7 @@ class Worker:
         described = call_to_proto(call, with_blob=False).SerializeToString(deterministic=True)
         digest, of_plan = hashlib.sha256(described).digest(), tuple(sorted((writes or {}).items()))
         registration = Registration(digest, generation, of_plan, traced, foreign)
-        if session in self._ended:
+        if self.waits.has_ended(session):
             session = NOBODY
         if not handle:
             found = self.registry.find(registration, session)
@@ -268,7 +262,7 @@ class Worker:
             registered.fetch = traced_fetch(self._fetch_from, call, self.tracer)
         added = self.registry.add(registered, session, handle)
         # The session may have ended during the compilation; its other stages were released then.
-        if session in self._ended:
+        if self.waits.has_ended(session):
             self.registry.release(session)
         return added
 
@@ -297,18 +291,20 @@ class Worker:
         deadline: float | None = None,
         cancelled: Cancellation | None = None,
     ) -> tuple[list[AnyArray], jax.Array | None]:
-        """Runs a registered stage: fetches what other tasks hold for it, holds what others will fetch.
+        """Runs a registered stage.
+
+        Fetches the inputs that other tasks hold, and holds the outputs that other tasks will fetch.
 
         Args:
-            registered: the stage.
-            session: for whom.
-            step: number of the step.
-            inline: the inputs that come with the call.
-            deadline: ``time.monotonic()`` at which a host kernel that waits gives up.
-            cancelled: how the caller ends waits; made from the deadline when not given.
+            registered: The stage.
+            session: Session of the run.
+            step: Number of the step.
+            inline: Inputs that come with the call.
+            deadline: ``monotonic()`` at which a host kernel that waits gives up.
+            cancelled: End of the caller's waits; made from the deadline by default.
 
         Returns:
-            All outputs, and what ``PreparedStage.wait`` takes.
+            All outputs, and the argument of ``PreparedStage.wait``.
         """
         if self._gone is not None:
             self._refuse(self._gone)
@@ -320,7 +316,7 @@ class Worker:
         inputs = self._with_remote(registered, session, step, inline) if call.remote else inline
         if call.stage.host:
             cancelled = cancelled or Cancellation(deadline, caller_has_hung_up, call_memory())
-            with self._waiting(session, current_lane(), cancelled):
+            with self.waits.hold(session, current_lane(), cancelled):
                 outputs, done = registered.prepared.run(inputs, session, cancelled)
         elif registered.gated:
             outputs, done = self._run_gated(registered, inputs, session, step)
@@ -331,7 +327,7 @@ class Worker:
         for i, hold in call.holds.items():
             self.rendezvous.put((session, step, call.outputs[i]), outputs[i], hold)
         # The session may have ended during the run; the tensors held before were dropped then.
-        if call.holds and session in self._ended:
+        if call.holds and self.waits.has_ended(session):
             self.rendezvous.drop_session(session)
         return outputs, done
 
@@ -374,42 +370,19 @@ class Worker:
             if self.primary is not None:
                 self.primary.count()
 
-    @contextmanager
-    def _waiting(self, session: int, lane: int, cancelled: Cancellation) -> Iterator[None]:
-        """Lets the end of the session and the break of the lane end a call's waits, within the block."""
-        entry = (lane, cancelled)
-        with self._lock:
-            if session in self._ended:
-                raise CancelledError("the session was closed", task=self.task)
-            self._waits.setdefault(session, set()).add(entry)
-        try:
-            if lane and caller_is_gone():  # before anybody could be told
-                cancelled.set(HUNG_UP, HungUpError)
-            yield
-        finally:
-            with self._lock:
-                waits = self._waits[session]
-                waits.remove(entry)
-                if not waits:
-                    del self._waits[session]
-
     def gone(self, session: int, goodbye: bool = True) -> None:
-        """Ends the lease of a session: all that it has left on this task is given up, and its calls are cancelled.
+        """Ends the lease of a session: drops all that the session has left on this task, and cancels its calls.
 
-        This is the one place where a session ends on a task: what a client can leave here is keyed by its session, and
-        is given up by a call from here. Master sessions of this process and clients of the tensor channel come the same
-        way.
+        A session ends on a task here and nowhere else. All state of a client has the session as its key, and a call
+        from here drops each kind of state. Master sessions of this process end in the same way.
 
         Args:
-            session: the session.
-            goodbye: the session was closed, so later calls are refused. Else the client has had no connection for so
-                long that it must be dead. If it comes back all the same, it finds its stages while there is room.
+            session: The session.
+            goodbye: True if the session was closed. Later calls are refused then. False if the client had no connection
+                for so long that the client must be dead. A client that comes back finds its stages while there is room.
         """
         if goodbye:
-            with self._lock:
-                self._ended[session] = None
-                if len(self._ended) > _ENDED_SESSIONS:
-                    self._ended.popitem(last=False)
+            self.waits.end_session(session)
             self.store.run.session_ended(session)
         else:
             self.store.run.lost_contact()
@@ -423,11 +396,8 @@ class Worker:
         self.registry.release(session)
 
     def cancel(self, session: int, reason: str) -> None:
-        """Cancels the calls of a session and drops the tensors held for it; the session may go on."""
-        with self._lock:
-            waits = list(self._waits.get(session, ()))
-        for _, cancelled in waits:
-            cancelled.set(reason)
+        """Cancels the calls of a session and drops its held tensors. The session may continue."""
+        self.waits.cancel(session, reason)
         for resource in self.store.resources():
             resource.end_client(session)
         self.rendezvous.drop_session(session)
@@ -472,7 +442,7 @@ class Worker:
             self.counters.end(began, registered.gated, failed)
 
     def about_backup(self, message: Sequence[Array]) -> list[Array]:
-        """Answers a message about a backup that this task holds."""
+        """Answers a message about another task's backup."""
         if self._backups is None:
             raise FailedPreconditionError(
                 "it holds no backups of others: start all ps with the same --ps_backups", task=self.task
@@ -480,10 +450,14 @@ class Worker:
         return self._backups.answer_message(message)
 
     def _byte_range(self, handle: int, client: int, inputs: list[Array]) -> Reply:
-        """Sends or receives a byte range of a checkpoint. A repeated call is harmless, so no reply is kept."""
+        """Sends or receives a byte range of a checkpoint.
+
+        No reply is kept, because a repeated call is harmless.
+        """
         if self._gone is not None:
             self._refuse(self._gone)
-        if not getattr(_thread, "steps_aside", False):  # who carries a checkpoint closes the connection after it
+        # The client of a checkpoint closes its connection afterwards, so this thread serves nothing else.
+        if not getattr(_thread, "steps_aside", False):
             step_aside()
             _thread.steps_aside = True
         if handle == PULL:
@@ -500,8 +474,9 @@ class Worker:
                 outputs, done = self.execute(registered, client, step, inputs)
                 break
             except HungUpError:
+                # The news may be of an older connection of the lane.
                 if not caller_is_gone():
-                    continue  # it was told of an older connection of the lane
+                    continue
                 raise
         # The inputs lie in the connection's buffer, which the next call overwrites.
         registered.prepared.wait(done)
@@ -514,7 +489,4 @@ class Worker:
         A kernel that waits has done nothing yet, or has noted it in the call's memory. If the client connects again,
         the lane repeats its call.
         """
-        with self._lock:
-            waits = [cancelled for of, cancelled in self._waits.get(client, ()) if of == lane]
-        for cancelled in waits:
-            cancelled.set(HUNG_UP, HungUpError)
+        self.waits.hang_up(client, lane)

@@ -157,7 +157,7 @@ def test_waits_whose_connections_were_cut_still_do_not_wait_for_each_other(graph
     with servers(sockets=True, ps=1, worker=1) as made, rt.Session(made[TARGET].target) as session:
         ps = made[place].worker
         thread, moved = in_thread(lambda: session.run(move, timeout_secs=LIMIT))
-        until(lambda: sum(map(len, list(ps._waits.values()))) == 2)
+        until(lambda: len(ps.waits) == 2)
         peer: Any = session._engine.tasks[place].peer  # type: ignore[attr-defined]
         before = {lane: lane.connected_at for lane in peer._all_lanes()}
         for lane in before:

@@ -79,7 +79,7 @@ def client(cluster: dict[str, rt.Server]) -> Iterator[Client]:
 
 
 def _waiting(server: rt.Server) -> int:
-    return sum(map(len, list(server.worker._waits.values())))
+    return len(server.worker.waits)
 
 
 STEPS = ("alone", "with its size", "of two queues", "with a string", "printed")
@@ -302,7 +302,7 @@ def test_nobody_takes_an_element_that_is_there_for_a_caller_that_has_just_gone(
                 other.peer().cancel_calls()
             else:
                 other.session.close()
-            ((_, cancelled),) = next(iter(ps.worker._waits.values()))
+            ((_, cancelled),) = next(iter(ps.worker.waits._waits.values()))
             until(cancelled.is_set)
         thread.join(LONG)
         assert isinstance(results[0], rt.CancelledError)

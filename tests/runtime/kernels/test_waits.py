@@ -80,7 +80,7 @@ def test_a_wait_ends_with_its_session(here: tuple[rt.Server, rt.Server]) -> None
     ps, server = here
     client, other = Client(server), Client(server)
     thread, results = in_thread(other.take)
-    until(lambda: bool(ps.worker._waits))
+    until(lambda: len(ps.worker.waits) > 0)
     other.session.close()
     thread.join(60)
     assert isinstance(results[0], rt.CancelledError)
@@ -135,9 +135,9 @@ def test_a_client_that_was_killed_takes_and_adds_nothing(remote_master: bool, pu
         arguments = json.dumps([cluster, ps.target if remote_master else "", puts])
         process = Program("python", "-c", DEAD_CLIENT, arguments)
         try:
-            until(lambda: bool(ps.worker._waits))
+            until(lambda: len(ps.worker.waits) > 0)
             process.kill()
-            until(lambda: not ps.worker._waits)
+            until(lambda: len(ps.worker.waits) == 0)
             if puts:
                 assert [client.take(timeout_secs=20) for _ in range(CAPACITY)] == list(range(CAPACITY))
                 assert int(client.session.run(client.size)) == 0
@@ -204,7 +204,7 @@ def test_a_container_is_cleared_with_its_resources_and_no_other(here: tuple[rt.S
             session.run(put)
             assert [int(n) for n in session.run(sizes)] == [1, 1]
             waiting = [in_thread(lambda fetch=fetch: session.run(fetch)) for fetch in (taken, given)]  # type: ignore[misc]
-            until(lambda: sum(map(len, list(ps.worker._waits.values()))) == 2)
+            until(lambda: len(ps.worker.waits) == 2)
             for thread, results in waiting:
                 while thread.is_alive():  # again, should it have been on its way only
                     reset(server, ["experiment"])

@@ -43,7 +43,7 @@ def queue() -> rt.FIFOQueue:
 
 def waiting(server: rt.Server) -> int:
     """How many calls wait in kernels of a task."""
-    return sum(len(calls) for calls in list(server.worker._waits.values()))
+    return len(server.worker.waits)
 
 
 # -- waiting steps and the control plane -----------------------------------------------------------------------------
