@@ -25,7 +25,7 @@ from harness.monitoring.prometheus import MetricsServer
 from runtime.cluster.spec import split_address
 from runtime.concurrency import every
 from runtime.master import tasks
-from runtime.server import server as server_module
+from runtime.server import times
 from runtime.trust.certificates import Certificates
 from runtime.trust.security import VARIABLE, Security
 from runtime.wire.endpoint import Endpoint
@@ -459,7 +459,7 @@ def test_certificate_is_watched_while_the_server_runs(
 ) -> None:
     """A server without clients looks at its certificate again and again, and no more once it has stopped."""
     looks: list[str] = []
-    monkeypatch.setattr(server_module, "_CHECK_SECS", 0.01)
+    monkeypatch.setattr(times, "CERTIFICATE_LOOK_SECS", 0.01)
     monkeypatch.setattr(Certificates, "tell_near_end", lambda self, task: looks.append(task))
     security = Security(certificates=certificates.make(tmp_path / "certs", authority))
     with rt.Server(kit.addresses(ps=1), "ps", 0, security=security):
