@@ -156,6 +156,8 @@ def test_a_call_that_fails_is_made_again(
 
 
 @pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_has_a_timer_of_its_own() -> None:
     """The child makes its own calls, and none of its parent's."""
     calls = Calls()

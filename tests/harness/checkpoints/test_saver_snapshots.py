@@ -103,7 +103,7 @@ class Between(coordinator.CheckpointCoordinator):
         self._always = always
         self._first_taken = threading.Event()
         self.pauses = 0
-        train.sess._checkpoint_coordinator = self
+        train.sess.checkpoint_coordinator = self
 
     @property
     def _happens(self) -> bool:
